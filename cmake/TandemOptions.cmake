@@ -1,0 +1,35 @@
+option(TANDEM_BUILD_TESTS "Build tests and micro-benchmarks" ON)
+option(TANDEM_WERROR "Treat warnings as errors" ON)
+set(TANDEM_SANITIZE "" CACHE STRING "Sanitizers for every target: empty, 'address,undefined' or 'thread'")
+option(TANDEM_FUZZ "Build the libFuzzer targets (needs clang)" OFF)
+
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+
+# Installed binaries find the libraries that travel with them (bin/../lib), wherever the folder lies.
+set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib")
+set(CMAKE_BUILD_WITH_INSTALL_RPATH OFF)
+
+find_program(TANDEM_CCACHE ccache)
+if(TANDEM_CCACHE)
+  set(CMAKE_C_COMPILER_LAUNCHER "${TANDEM_CCACHE}")
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${TANDEM_CCACHE}")
+endif()
+
+find_program(TANDEM_LLD ld.lld)
+if(TANDEM_LLD)
+  add_link_options(-fuse-ld=lld)
+endif()
+
+if(TANDEM_SANITIZE)
+  add_compile_options(-fsanitize=${TANDEM_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${TANDEM_SANITIZE})
+endif()

@@ -1,0 +1,38 @@
+# Warnings apply to Tandem's own sources only, never to generated or third-party code.
+add_library(tandem_warnings INTERFACE)
+target_compile_options(tandem_warnings INTERFACE -Wall -Wextra -Wconversion -Wshadow)
+if(TANDEM_WERROR)
+  target_compile_options(tandem_warnings INTERFACE -Werror)
+endif()
+
+# tandem_library(NAME SOURCES a.cc ... [DEPS ...] [PRIVATE_DEPS ...])
+# One folder is one target; includes are relative to the repository root.
+function(tandem_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;PRIVATE_DEPS" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  target_include_directories(${name} PUBLIC "${PROJECT_SOURCE_DIR}")
+  target_link_libraries(${name} PUBLIC ${ARG_DEPS} PRIVATE tandem_warnings ${ARG_PRIVATE_DEPS})
+endfunction()
+
+# tandem_binary(NAME SOURCES main.cc ... DEPS ...) builds and installs build/<preset>/bin/NAME.
+function(tandem_binary name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE tandem_warnings ${ARG_DEPS})
+  install(TARGETS ${name} RUNTIME DESTINATION bin)
+endfunction()
+
+# tandem_test(NAME LABEL unit|sim|integration|fuzz|bench SOURCES ... DEPS ... [TIMEOUT seconds])
+function(tandem_test name)
+  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE tandem_warnings ${ARG_DEPS} GTest::gmock GTest::gtest_main)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/tests")
+  target_compile_definitions(${name} PRIVATE TANDEM_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data"
+                                             TANDEM_MODELS="${PROJECT_SOURCE_DIR}/models")
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABEL}" TIMEOUT ${ARG_TIMEOUT})
+endfunction()

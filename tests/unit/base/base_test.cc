@@ -1,0 +1,110 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+#include <thread>
+
+#include "common/base/bounded_queue.h"
+#include "common/base/clock.h"
+#include "common/base/dtype.h"
+#include "common/base/ids.h"
+#include "common/base/result.h"
+#include "common/base/unique_handle.h"
+
+namespace tandem {
+namespace {
+
+TEST(ErrorTable, EveryCodeHasItsOwnLabelAndAnErrorStatus) {
+  std::set<std::string_view> labels;
+  for (int c = 0; c <= static_cast<int>(ErrorCode::kInternal); ++c) {
+    const ErrorTraits& traits = error_traits(static_cast<ErrorCode>(c));
+    EXPECT_GE(traits.http_status, 400);
+    EXPECT_TRUE(labels.insert(traits.label).second) << traits.label;
+  }
+}
+
+TEST(ErrorTable, BackpressureIsRetryableAndClientErrorsAreNot) {
+  EXPECT_TRUE(error_traits(ErrorCode::kQueueFull).retryable);
+  EXPECT_EQ(error_traits(ErrorCode::kQueueFull).http_status, 429);
+  EXPECT_FALSE(error_traits(ErrorCode::kInvalidArgument).retryable);
+}
+
+Result<int> half_of(int v) {
+  if (v % 2 != 0) return fail(ErrorCode::kInvalidArgument, "odd", "v");
+  return v / 2;
+}
+Result<int> quarter_of(int v) {
+  TANDEM_ASSIGN(const int half, half_of(v));
+  return half_of(half);
+}
+
+TEST(Result, AssignPropagatesTheFirstError) {
+  EXPECT_EQ(quarter_of(8).value(), 2);
+  const auto result = quarter_of(6);
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().to_string(), "invalid_argument: odd (v)");
+}
+
+TEST(BoundedQueue, RefusesWhenFullAndDrainsAfterClose) {
+  BoundedQueue<int> queue(2);
+  EXPECT_TRUE(queue.try_push(1));
+  EXPECT_TRUE(queue.try_push(2));
+  EXPECT_FALSE(queue.try_push(3));
+  queue.close();
+  EXPECT_EQ(queue.try_pop(), 1);
+  EXPECT_EQ(queue.pop(Duration::zero()), 2);
+  EXPECT_EQ(queue.pop(Duration::zero()), std::nullopt);
+  EXPECT_FALSE(queue.try_push(4));
+}
+
+TEST(BoundedQueue, ClosingWakesAWaiter) {
+  BoundedQueue<int> queue(1);
+  std::thread waiter([&] { EXPECT_EQ(queue.pop(from_seconds(60)), std::nullopt); });
+  queue.close();
+  waiter.join();
+}
+
+TEST(DType, Bf16RoundsToNearestEven) {
+  EXPECT_EQ(to_bf16(1.0f).bits, 0x3f80);
+  EXPECT_EQ(to_bf16(std::bit_cast<float>(0x3f808000u)).bits, 0x3f80);  // tie to even: down
+  EXPECT_EQ(to_bf16(std::bit_cast<float>(0x3f818000u)).bits, 0x3f82);  // tie to even: up
+  EXPECT_TRUE(std::isnan(to_float(to_bf16(std::nanf("")))));
+}
+
+TEST(DType, HalfRoundTripsEveryFiniteValue) {
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const auto half = static_cast<uint16_t>(bits);
+    const float value = half_to_float(half);
+    if (std::isnan(value)) continue;
+    ASSERT_EQ(float_to_half(value), half) << bits;
+  }
+  EXPECT_EQ(float_to_half(65519.0f), 0x7bff);
+  EXPECT_EQ(float_to_half(65520.0f), 0x7c00);
+  EXPECT_EQ(float_to_half(0x1.002p0f), 0x3c00);  // tie to even
+}
+
+struct CountingTraits {
+  using Handle = int;
+  static Handle invalid() { return -1; }
+  static void close(Handle) noexcept { ++closed; }
+  static inline int closed = 0;
+};
+
+TEST(UniqueHandle, ClosesOnceThroughMoves) {
+  {
+    UniqueHandle<CountingTraits> a(1);
+    UniqueHandle<CountingTraits> b = std::move(a);
+    a = std::move(b);
+  }
+  EXPECT_EQ(CountingTraits::closed, 1);
+}
+
+TEST(ManualClock, MovesOnlyWhenTold) {
+  ManualClock clock;
+  const TimePoint start = clock.now();
+  clock.advance(from_seconds(1.5));
+  EXPECT_DOUBLE_EQ(to_seconds(clock.now() - start), 1.5);
+}
+
+}  // namespace
+}  // namespace tandem
