@@ -1,6 +1,10 @@
 # Warnings apply to Tandem's own sources only, never to generated or third-party code.
 add_library(tandem_warnings INTERFACE)
 target_compile_options(tandem_warnings INTERFACE -Wall -Wextra -Wconversion -Wshadow)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # GCC bug 105651: false alarms on "literal" + std::string.
+  target_compile_options(tandem_warnings INTERFACE -Wno-restrict)
+endif()
 if(TANDEM_WERROR)
   target_compile_options(tandem_warnings INTERFACE -Werror)
 endif()
