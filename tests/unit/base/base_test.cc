@@ -10,6 +10,7 @@
 #include "common/base/ids.h"
 #include "common/base/result.h"
 #include "common/base/unique_handle.h"
+#include "common/base/utf8.h"
 
 namespace tandem {
 namespace {
@@ -97,6 +98,19 @@ TEST(UniqueHandle, ClosesOnceThroughMoves) {
     a = std::move(b);
   }
   EXPECT_EQ(CountingTraits::closed, 1);
+}
+
+TEST(Utf8, AcceptsWellFormedTextOfEveryLength) {
+  EXPECT_TRUE(is_valid_utf8(""));
+  EXPECT_TRUE(is_valid_utf8("a\xc2\x80\xdf\xbf\xe0\xa0\x80\xed\x9f\xbf\xee\x80\x80\xf0\x90\x80\x80\xf4\x8f\xbf\xbf"));
+  EXPECT_EQ(utf8_sequence_length("\xf0\x9f\x98\x80rest"), 4u);
+}
+
+TEST(Utf8, RefusesOverlongSurrogateTruncatedAndStrayBytes) {
+  for (const char* bad : {"\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xf0\x8f\xbf\xbf",
+                          "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "\xe2\x82", "\xe2\x28\xa1", "\xc3"}) {
+    EXPECT_FALSE(is_valid_utf8(bad)) << bad;
+  }
 }
 
 TEST(ManualClock, MovesOnlyWhenTold) {
