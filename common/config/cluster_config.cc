@@ -1,0 +1,368 @@
+#include "common/config/cluster_config.h"
+
+#include <filesystem>
+
+#include "common/config/units.h"
+
+namespace tandem {
+namespace {
+
+using std::chrono::hours;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr Bounds<uint64_t> kPort{0, 65535};
+constexpr Bounds<uint64_t> kCount{1, 1u << 20};
+constexpr Bounds<uint64_t> kOptionalCount{0, 1u << 20};
+constexpr Bounds<uint64_t> kOptionalTokens{0, 1u << 24};
+constexpr Bounds<Duration> kWait{milliseconds(1), hours(24)};
+
+}  // namespace
+
+void describe(SchemaVisitor& v, ModelSettings& c) {
+  v.path({.key = "path",
+          .doc = "Hugging Face folder or GGUF file.",
+          .example = "models/chat-6m",
+          .required = true},
+         c.path);
+  v.text({.key = "id",
+          .doc = "Name that clients ask for. Empty: the last part of `path`.",
+          .example = "chat-6m"},
+         c.id);
+  v.texts({.key = "aliases",
+           .doc = "Further names that answer for the same model.",
+           .example = "[default]"},
+          c.aliases);
+  v.choice({.key = "load_format",
+            .doc = "`dummy` makes random weights from config.json alone, to measure speed.",
+            .example = "dummy"},
+           c.load_format, kLoadFormatNames);
+  v.choice({.key = "dtype",
+            .doc = "Type of the weights in memory. `auto`: bf16 where the files hold 16 bits or less.",
+            .example = "bf16"},
+           c.dtype, kWeightTypeNames);
+  v.integer({.key = "max_context",
+             .doc = "Longest prompt plus output, in tokens. 0: what the model allows.",
+             .example = "4096"},
+            c.max_context, kOptionalTokens);
+}
+
+void describe(SchemaVisitor& v, KvSettings& c) {
+  v.choice({.key = "format",
+            .doc = "How keys and values are stored and shipped. `auto`: the weights' own type.",
+            .example = "int8"},
+           c.format, kKvFormatChoiceNames);
+  v.size({.key = "memory",
+          .doc = "Memory for the KV blocks of each node.",
+          .example = "2GiB"},
+         c.memory, {mib(1), ByteSize{uint64_t{1} << 44}});
+  v.integer({.key = "blocks",
+             .doc = "Number of 16-token blocks of each node. 0: as many as `memory` holds.",
+             .example = "4096"},
+            c.blocks, {0, 1u << 30});
+  v.boolean({.key = "prefix_cache",
+             .doc = "Keep finished blocks and share them between prompts with the same beginning.",
+             .example = "false"},
+            c.prefix_cache);
+}
+
+void describe(SchemaVisitor& v, TlsSettings& c) {
+  v.path({.key = "certificate",
+          .doc = "PEM file with the certificate chain. Empty: plain HTTP.",
+          .example = "/etc/tandem/tls.crt"},
+         c.certificate);
+  v.path({.key = "key", .doc = "PEM file with the private key.", .example = "/etc/tandem/tls.key"},
+         c.key);
+}
+
+void describe(SchemaVisitor& v, HttpSettings& c) {
+  v.text({.key = "host",
+          .doc = "Address to listen on; 0.0.0.0 or :: for every interface.",
+          .example = "0.0.0.0",
+          .required = true},
+         c.host);
+  v.integer({.key = "port", .doc = "Port to listen on. 0: any free one.", .example = "8000"}, c.port,
+            kPort);
+  v.integer({.key = "threads",
+             .doc = "Threads that serve connections. 0: one, or two from four CPUs on.",
+             .example = "2"},
+            c.threads, {0, 256});
+  v.size({.key = "max_body", .doc = "Largest request body; more is 413.", .example = "8MiB"},
+         c.max_body, {kib(1), gib(1)});
+  v.size({.key = "max_header",
+          .doc = "Largest request line and headers together; more is 431.",
+          .example = "32KiB"},
+         c.max_header, {kib(1), mib(1)});
+  v.integer({.key = "max_connections",
+             .doc = "Connections open at once; further ones get 503 at once.",
+             .example = "4096"},
+            c.max_connections, kCount);
+  v.duration({.key = "idle_timeout",
+              .doc = "How long an idle connection is kept. Longer than the clients' own, or they see "
+                     "resets.",
+              .example = "120s"},
+             c.idle_timeout, kWait);
+  v.duration({.key = "header_timeout",
+              .doc = "How long the headers of a request may take to arrive.",
+              .example = "10s"},
+             c.header_timeout, kWait);
+  v.duration({.key = "body_timeout",
+              .doc = "How long a request body may take to arrive.",
+              .example = "30s"},
+             c.body_timeout, kWait);
+  v.duration({.key = "write_timeout",
+              .doc = "How long one write to a client may stall before it is cut off.",
+              .example = "30s"},
+             c.write_timeout, kWait);
+  v.section({.key = "tls", .doc = "HTTPS."}, c.tls);
+  v.texts({.key = "api_keys",
+           .doc = "Bearer keys that are let in. None here and none in `api_keys_file`: no key needed.",
+           .example = "[sk-one, sk-two]",
+           .secret = true},
+          c.api_keys);
+  v.path({.key = "api_keys_file",
+          .doc = "File with one key a line; empty lines and lines that begin with # do not count.",
+          .example = "/etc/tandem/api-keys"},
+         c.api_keys_file);
+  v.texts({.key = "cors_origins",
+           .doc = "Web origins whose pages may call the API; `*` for any, an empty list for none.",
+           .example = "[https://app.example]"},
+          c.cors_origins);
+}
+
+void describe(SchemaVisitor& v, ControlSettings& c) {
+  v.text({.key = "host",
+          .doc = "Address that nodes dial; 0.0.0.0 or :: for every interface.",
+          .example = "0.0.0.0",
+          .required = true},
+         c.host);
+  v.integer({.key = "port", .doc = "Port that nodes dial. 0: any free one.", .example = "7070"},
+            c.port, kPort);
+  v.text({.key = "shared_key",
+          .doc = "Secret that nodes and router prove to each other. Empty: none.",
+          .example = "correct-horse-battery",
+          .secret = true},
+         c.shared_key);
+  v.path({.key = "shared_key_file",
+          .doc = "File whose first line is the shared key.",
+          .example = "/etc/tandem/shared-key"},
+         c.shared_key_file);
+  v.duration({.key = "handshake_timeout",
+              .doc = "How long a node may take to introduce itself.",
+              .example = "5s"},
+             c.handshake_timeout, kWait);
+  v.duration({.key = "heartbeat_interval",
+              .doc = "How often a node reports its load.",
+              .example = "500ms"},
+             c.heartbeat_interval, {milliseconds(10), seconds(60)});
+  v.duration({.key = "peer_timeout",
+              .doc = "Silence after which the other side is taken for dead.",
+              .example = "5s"},
+             c.peer_timeout, {milliseconds(100), hours(1)});
+}
+
+void describe(SchemaVisitor& v, AdmissionSettings& c) {
+  v.integer({.key = "prefill_queue",
+             .doc = "Requests that may wait for a prefill node; more get 429.",
+             .example = "256"},
+            c.prefill_queue, kCount);
+  v.duration({.key = "deadline",
+              .doc = "How long a request waits for prefill before a decode node does it.",
+              .example = "3s"},
+             c.deadline, kWait);
+  v.integer({.key = "decode_queue",
+             .doc = "Requests that may wait for room on the decode nodes; more get 429.",
+             .example = "256"},
+            c.decode_queue, kCount);
+  v.integer({.key = "max_retries",
+             .doc = "Times a request is started again after a node failed.",
+             .example = "2"},
+            c.max_retries, {0, 100});
+  v.duration({.key = "request_timeout",
+              .doc = "Longest life of a request, queueing included.",
+              .example = "10m"},
+             c.request_timeout, kWait);
+}
+
+void describe(SchemaVisitor& v, DispatchSettings& c) {
+  v.integer({.key = "local_prefill_below",
+             .doc = "Prompts with fewer uncached tokens are prefilled by the decode node itself.",
+             .example = "64"},
+            c.local_prefill_below, kOptionalTokens);
+  v.boolean({.key = "prefix_affinity",
+             .doc = "Prefer the nodes that already hold the beginning of a prompt.",
+             .example = "false"},
+            c.prefix_affinity);
+}
+
+void describe(SchemaVisitor& v, LimitsSettings& c) {
+  v.integer({.key = "default_max_tokens",
+             .doc = "max_tokens of requests that give none. 0: what is left of the context.",
+             .example = "512"},
+            c.default_max_tokens, kOptionalTokens);
+  v.integer({.key = "max_tokens",
+             .doc = "Largest max_tokens that is accepted. 0: the context is the only limit.",
+             .example = "2048"},
+            c.max_tokens, kOptionalTokens);
+  v.integer({.key = "max_n", .doc = "Largest number of choices per prompt.", .example = "16"},
+            c.max_n, {1, 1024});
+  v.integer({.key = "max_prompts", .doc = "Most prompts in one request.", .example = "64"},
+            c.max_prompts, {1, 65536});
+  v.integer({.key = "max_stop", .doc = "Most stop strings in one request.", .example = "16"},
+            c.max_stop, {0, 1024});
+  v.integer({.key = "max_logprobs",
+             .doc = "Most alternatives per token that logprobs may ask for.",
+             .example = "20"},
+            c.max_logprobs, {0, 1024});
+}
+
+void describe(SchemaVisitor& v, RouterSettings& c) {
+  v.boolean({.key = "enabled",
+             .doc = "Whether this box runs the router. Set to false where only nodes run.",
+             .example = "false"},
+            c.enabled);
+  v.section({.key = "http", .doc = "The API's side."}, c.http);
+  v.section({.key = "control", .doc = "The nodes' side."}, c.control);
+  v.section({.key = "admission", .doc = "Queues and how long requests may wait in them."},
+            c.admission);
+  v.section({.key = "dispatch", .doc = "Which node does what."}, c.dispatch);
+  v.section({.key = "limits", .doc = "What one request may ask for."}, c.limits);
+}
+
+void describe(SchemaVisitor& v, MetricsEndpointSettings& c) {
+  v.text({.key = "host",
+          .doc = "Address of the node's own /metrics and /health.",
+          .example = "0.0.0.0",
+          .required = true},
+         c.host);
+  v.integer({.key = "port", .doc = "Port to listen on. 0: any free one.", .example = "9101"}, c.port,
+            kPort);
+}
+
+void describe(SchemaVisitor& v, TransportSettings& c) {
+  v.choice({.key = "kind",
+            .doc = "How KV travels. `ucx`: between processes; `inproc`: within one process only.",
+            .example = "ucx"},
+           c.kind, kTransportChoiceNames);
+  v.text({.key = "ucx_tls",
+          .doc = "Transports UCX may use, as in UCX_TLS. Empty: its own choice.",
+          .example = "tcp"},
+         c.ucx_tls);
+}
+
+void describe(SchemaVisitor& v, NodeSettings& c) {
+  v.text({.key = "name",
+          .doc = "Unique name, as shown in logs and metrics. Empty: the role and a number.",
+          .example = "node-a"},
+         c.name);
+  v.integer({.key = "threads",
+             .doc = "Compute threads. 0: an equal share of this box's CPUs.",
+             .example = "8"},
+            c.threads, {0, 4096});
+  v.integers({.key = "cpus",
+              .doc = "CPUs to pin the compute threads to, one each. Empty: chosen at start.",
+              .example = "[0, 1]"},
+             c.cpus, {0, 65535});
+  v.text({.key = "router",
+          .doc = "host:port of the router's control side. Empty: router.control of this file.",
+          .example = "router.example:7070"},
+         c.router);
+  v.section({.key = "metrics", .doc = "The node's own HTTP endpoint."}, c.metrics);
+  v.section({.key = "transport", .doc = "How KV travels between nodes."}, c.transport);
+  v.integer({.key = "max_batch_tokens",
+             .doc = "Most tokens that one forward pass works on.",
+             .example = "4096"},
+            c.max_batch_tokens, {16, 1u << 20});
+  v.integer({.key = "max_sequences", .doc = "Most requests in work at once.", .example = "64"},
+            c.max_sequences, {1, 65536});
+  v.size({.key = "kv_memory",
+          .doc = "Memory for this node's KV blocks. 0B: kv.memory.",
+          .example = "1GiB"},
+         c.kv_memory, {ByteSize{0}, ByteSize{uint64_t{1} << 44}});
+  v.integer({.key = "kv_blocks",
+             .doc = "Number of this node's KV blocks. 0: kv.blocks.",
+             .example = "4096"},
+            c.kv_blocks, {0, 1u << 30});
+}
+
+void describe(SchemaVisitor& v, PrefillNodeSettings& c) {
+  describe(v, static_cast<NodeSettings&>(c));
+  v.integer({.key = "chunk_tokens",
+             .doc = "Most tokens of one prompt in a forward pass; longer prompts take several.",
+             .example = "512"},
+            c.chunk_tokens, {16, 1u << 20});
+}
+
+void describe(SchemaVisitor& v, DecodeNodeSettings& c) {
+  describe(v, static_cast<NodeSettings&>(c));
+  v.integer({.key = "chunk_tokens",
+             .doc = "Most tokens of a prompt prefilled here that join one decode step.",
+             .example = "256"},
+            c.chunk_tokens, {16, 1u << 20});
+  v.integer({.key = "queue",
+             .doc = "Requests that may wait for a place in the batch.",
+             .example = "256"},
+            c.queue, kCount);
+  v.duration({.key = "queue_ageing",
+              .doc = "Waiting this long counts as much as being the longest request; no request starves.",
+              .example = "1s"},
+             c.queue_ageing, kWait);
+  v.duration({.key = "lease",
+              .doc = "How long reserved blocks wait for their KV before they are taken back.",
+              .example = "30s"},
+             c.lease, {milliseconds(100), hours(1)});
+}
+
+void describe(SchemaVisitor& v, LogSettings& c) {
+  v.choice({.key = "level", .doc = "Least severe events that are written.", .example = "debug"},
+           c.level, kLogLevelChoiceNames);
+  v.path({.key = "file",
+          .doc = "File to append to. Empty: standard error.",
+          .example = "/var/log/tandem.jsonl"},
+         c.file);
+}
+
+void describe(SchemaVisitor& v, ClusterConfig& c) {
+  v.section({.key = "model", .doc = "What is served."}, c.model);
+  v.section({.key = "kv", .doc = "Keys and values of the attention, in blocks of 16 tokens."}, c.kv);
+  v.section({.key = "router", .doc = "The process that clients and nodes talk to."}, c.router);
+  v.list({.key = "prefill",
+          .doc = "Nodes of this box that compute prompts. Absent: one with default settings; `[]`: "
+                 "none."},
+         c.prefill);
+  v.list({.key = "decode",
+          .doc = "Nodes of this box that generate. Absent: one with default settings; `[]`: none."},
+         c.decode);
+  v.section({.key = "log", .doc = "Events, one JSON object a line."}, c.log);
+}
+
+std::string served_model_id(const ModelSettings& model) {
+  if (!model.id.empty()) return model.id;
+  std::filesystem::path path = std::filesystem::path(model.path).lexically_normal();
+  if (path.filename().empty()) path = path.parent_path();
+  return path.filename().string();
+}
+
+std::string router_address(const ClusterConfig& config, const NodeSettings& node) {
+  if (!node.router.empty()) return node.router;
+  std::string host = config.router.control.host;
+  if (host == "0.0.0.0") host = "127.0.0.1";
+  if (host == "::") host = "::1";
+  return format_host_port(host, config.router.control.port);
+}
+
+const PrefillNodeSettings* find_prefill(const ClusterConfig& config, std::string_view name) {
+  for (const auto& node : config.prefill) {
+    if (node.name == name) return &node;
+  }
+  return nullptr;
+}
+
+const DecodeNodeSettings* find_decode(const ClusterConfig& config, std::string_view name) {
+  for (const auto& node : config.decode) {
+    if (node.name == name) return &node;
+  }
+  return nullptr;
+}
+
+}  // namespace tandem

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "common/config/schema.h"
+
+namespace tandem {
+
+// Base of the visitors that turn each value into its spelling in a file and look at it there.
+class SpellingVisitor : public SchemaVisitor {
+ public:
+  void boolean(const FieldInfo& info, bool& value) final;
+  void text(const FieldInfo& info, std::string& value) final;
+  void path(const FieldInfo& info, std::string& value) final;
+  void number(const FieldInfo& info, double& value, Bounds<double> bounds) final;
+  void duration(const FieldInfo& info, Duration& value, Bounds<Duration> bounds) final;
+  void size(const FieldInfo& info, ByteSize& value, Bounds<ByteSize> bounds) final;
+  void texts(const FieldInfo& info, std::vector<std::string>& values) final;
+  void integers(const FieldInfo& info, std::vector<uint32_t>& values,
+                Bounds<uint64_t> bounds) final;
+
+ protected:
+  // A leaf: its value as YAML, the name of its type and what it may be, in words.
+  virtual void leaf(const FieldInfo& info, const std::string& spelling, const std::string& type,
+                    const std::string& allowed) = 0;
+
+  void visit_integer(const FieldInfo& info, uint64_t& value, Bounds<uint64_t> bounds) final;
+  void visit_choice(const FieldInfo& info, size_t& index,
+                    std::span<const std::string_view> names) final;
+};
+
+}  // namespace tandem
