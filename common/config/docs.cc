@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::string_view kIntroduction = R"(# Configuration
 
-<!-- Made from common/config/cluster_config.cc by `tandem config docs`; a test compares the two. -->
+<!-- Made from common/config/cluster_config.cc by `tandem-config-docs`; a test compares the two. -->
 
 One YAML file describes the roles of a box: `tandem up FILE.yaml` starts them all, `tandem-router`, `tandem-prefill` and
 `tandem-decode` each read the same file with `--config FILE.yaml`. Every key has a default except `model.path`, so this
