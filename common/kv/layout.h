@@ -26,6 +26,10 @@ enum class KvFormat : uint8_t {
 
 // Channels that share one scale and minimum in a four-bit V row (head_dim when that is smaller).
 inline constexpr uint32_t kV4Group = 32;
+// Groups of one V row; the last one is narrower when head_dim is not a multiple of kV4Group.
+[[nodiscard]] constexpr uint32_t v4_groups(uint32_t head_dim) {
+  return (head_dim + kV4Group - 1) / kV4Group;
+}
 
 // A *page* is one layer of one block: for each KV head, its K section then its V section, sections
 // padded to 16 bytes. Inside a section tokens are rows of head_dim elements:
