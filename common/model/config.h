@@ -77,6 +77,8 @@ struct ModelConfig {
   std::optional<TokenId> bos;
   // As the checkpoint says; weights may mix types.
   DType dtype = DType::kBf16;
+  // What was odd but harmless in the source, for the log.
+  std::vector<std::string> notes;
 
   [[nodiscard]] bool is_moe_layer(uint32_t layer) const {
     return layer < moe_layers.size() && moe_layers[layer];
@@ -96,6 +98,8 @@ struct ModelConfig {
 
 // Checks that dims are non-zero, within bounds and consistent; parse_config has done it.
 [[nodiscard]] Status validate(const ModelConfig& config, std::string_view file);
+// Token ids outside the vocabulary can never be produced: drops them from eos and bos, with a note.
+void drop_foreign_ids(ModelConfig& config, std::string_view file);
 
 // A tensor that a model of this config must have, under its Hugging Face name.
 struct TensorSpec {
