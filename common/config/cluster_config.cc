@@ -139,7 +139,7 @@ void describe(SchemaVisitor& v, ControlSettings& c) {
   v.integer({.key = "port", .doc = "Port that nodes dial. 0: any free one.", .example = "7070"},
             c.port, kPort);
   v.text({.key = "shared_key",
-          .doc = "Secret that nodes and router prove to each other. Empty: none.",
+          .doc = "Secret that nodes prove they know before they are admitted. Empty: none is asked for.",
           .example = "correct-horse-battery",
           .secret = true},
          c.shared_key);

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "common/base/clock.h"
+#include "common/base/result.h"
+#include "common/config/cluster_config.h"
+#include "common/net/http_message.h"
+#include "common/obs/log.h"
+
+namespace tandem {
+
+class HttpExchange;
+class MetricsRegistry;
+
+// The answer to one request. A cheap handle: copy it, keep it, use it from any thread. Either one
+// respond(), or start_stream(), write()s and finish(). When the last handle goes away without an
+// answer, the client gets a 500 (or, within a stream, a cut connection), so none ever waits for ever.
+class HttpResponder {
+ public:
+  explicit HttpResponder(std::shared_ptr<HttpExchange> exchange);
+
+  // False: the client is gone, or an answer was given already.
+  bool respond(HttpResponse response) const;
+
+  // Sends the head at once. The body is what write() brings; its length is open.
+  bool start_stream(int status, std::string content_type, HttpHeaders headers = {}) const;
+  // Queues a piece of the body. Pieces that wait are sent together. False: the client is gone, the
+  // stream is not open, or more than kMaxQueuedBytes wait because the client does not read; the piece
+  // is dropped then, so the caller must give up on this client.
+  bool write(std::string piece) const;
+  void finish() const;
+  // Cuts the connection: the client sees that the stream is incomplete.
+  void abort() const;
+
+  // Called once, on the connection's thread, if the client leaves before the answer is complete (at
+  // once if it has left already). Not called after finish() or respond(). Replaces an earlier one.
+  void on_disconnect(std::function<void()> callback) const;
+  [[nodiscard]] bool disconnected() const;
+
+  static constexpr size_t kMaxQueuedBytes = 1u << 20;
+
+ private:
+  struct Token;  // its end is the end of the last handle
+  std::shared_ptr<HttpExchange> exchange_;
+  std::shared_ptr<Token> token_;
+};
+
+// Runs on the connection's thread and must not block.
+using HttpHandler = std::function<void(HttpRequest, HttpResponder)>;
+
+struct HttpServerDeps {
+  const Clock& clock;
+  Logger log;
+  MetricsRegistry& metrics;
+};
+
+// An HTTP/1.1 server on its own threads, each with its own event loop; a connection stays on one.
+// Parses and limits what comes in (headers, bodies, time, connections), answers bad requests itself
+// in OpenAI's error shape, answers CORS preflights, adds CORS headers, and hands the rest to the handler.
+//
+// create() -> (running) -> drain() -> stop(). The handler outlives the server.
+class HttpServer {
+ public:
+  // Errors: kIo (address in use, …), kConfig (bad host, bad certificate or key, both named).
+  [[nodiscard]] static Result<std::unique_ptr<HttpServer>> create(const HttpSettings& settings,
+                                                                  HttpHandler handler,
+                                                                  HttpServerDeps deps);
+  virtual ~HttpServer() = default;  // stop()
+
+  [[nodiscard]] virtual uint16_t port() const = 0;
+  // Takes no new connections, closes idle ones, and waits at most `timeout` for open requests; then
+  // true if none is left.
+  virtual bool drain(Duration timeout) = 0;
+  // Cuts what is left and joins the threads. Idempotent.
+  virtual void stop() = 0;
+};
+
+}  // namespace tandem
