@@ -1,0 +1,127 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <boost/json.hpp>
+#include <cmath>
+
+#include "tools/bench/prompts.h"
+#include "tools/bench/report.h"
+#include "tools/bench/trace.h"
+
+namespace tandem::bench {
+namespace {
+
+using ::testing::DoubleNear;
+using ::testing::HasSubstr;
+
+TEST(Trace, ReadsAzureTimesAcrossMidnight) {
+  const auto trace = parse_trace(
+      "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-12-31 23:59:59.5000000,374,44\r\n"
+      "2024-01-01 00:00:01.2500000,396,109\r\n",
+      "t.csv");
+  ASSERT_TRUE(trace) << trace.error().to_string();
+  ASSERT_EQ(trace->size(), 2u);
+  EXPECT_EQ((*trace)[0].prompt_tokens, 374u);
+  EXPECT_THAT((*trace)[1].at_seconds, DoubleNear(1.75, 1e-5));
+  EXPECT_EQ((*trace)[1].output_tokens, 109u);
+}
+
+TEST(Trace, ReadsMooncakeAndSortsByTime) {
+  const auto trace = parse_trace(
+      R"({"timestamp": 3000, "input_length": 7, "output_length": 5, "hash_ids": [0, 2]})"
+      "\n"
+      R"({"timestamp": 1000, "input_length": 9, "output_length": 6, "hash_ids": [0, 1]})",
+      "t.jsonl");
+  ASSERT_TRUE(trace) << trace.error().to_string();
+  EXPECT_EQ((*trace)[0].prompt_tokens, 9u);
+  EXPECT_THAT((*trace)[1].at_seconds, DoubleNear(2.0, 1e-9));
+  EXPECT_EQ((*trace)[1].hash_ids, (std::vector<uint64_t>{0, 2}));
+}
+
+TEST(Trace, ReadsTheRecordedTracesWhole) {
+  // Line counts from `wc -l`.
+  const auto azure = read_trace(TANDEM_TEST_DATA "/traces/azure_conv_2023.csv");
+  ASSERT_TRUE(azure) << azure.error().to_string();
+  EXPECT_EQ(azure->size(), 19366u);
+  const auto mooncake = read_trace(TANDEM_TEST_DATA "/traces/mooncake_conversation.jsonl");
+  ASSERT_TRUE(mooncake) << mooncake.error().to_string();
+  EXPECT_EQ(mooncake->size(), 12031u);
+}
+
+TEST(Trace, ErrorsNameFileLineAndField) {
+  const auto expect = [](std::string_view text, const char* message) {
+    const auto trace = parse_trace(text, "t");
+    ASSERT_FALSE(trace) << text;
+    EXPECT_THAT(trace.error().detail, HasSubstr(message));
+  };
+  expect("", "t: no request");
+  expect("2023-11-16 18:15:46.68,374\n", "t:1: expected TIMESTAMP");
+  expect("\n2023-11-16 18:15:46.68,-4,44\n", "t:2: bad ContextTokens '-4'");
+  expect("yesterday,374,44\n", "t:1: bad TIMESTAMP 'yesterday'");
+  expect(R"({"timestamp": 0, "input_length": "x", "output_length": 1})", "'input_length'");
+  expect(R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": ["a"]})", "'hash_ids'");
+  expect("{\"timestamp\": ", "t:1: not a JSON object");
+}
+
+TEST(Trace, ScalesTimeAndLengthAndKeepsOneToken) {
+  const auto scaled = scale_trace({{10, 1000, 3, {}}, {20, 5, 400, {}}, {30, 1, 1, {}}},
+                                  {.time = 0.5, .length = 0.1, .max_prompt_tokens = 0, .max_output_tokens = 20, .limit = 2});
+  ASSERT_EQ(scaled.size(), 2u);
+  EXPECT_EQ(scaled[0].prompt_tokens, 100u);
+  EXPECT_EQ(scaled[0].output_tokens, 1u);
+  EXPECT_EQ(scaled[1].output_tokens, 20u);
+  EXPECT_DOUBLE_EQ(scaled[1].at_seconds, 10);
+}
+
+TEST(Load, PoissonKeepsItsRate) {
+  const auto load = poisson_load(50, 20'000, 8, 4, 1);
+  EXPECT_THAT(load.back().at_seconds, DoubleNear(400, 12));  // 4 standard deviations of 20000 gaps
+}
+
+TEST(Prompts, EqualHashIdsAreEqualTextAndTheRestIsUnique) {
+  std::vector<TokenId> pool;
+  for (TokenId id = 100; id < 900; ++id) pool.push_back(id);
+  const PromptMaker maker(pool, 7, 0.125);  // 64 tokens a block
+  const auto a = maker.make({0, 150, 1, {5, 6}}, 0);
+  const auto b = maker.make({0, 150, 1, {5, 9}}, 1);
+  ASSERT_EQ(a.size(), 150u);
+  EXPECT_TRUE(std::equal(a.begin(), a.begin() + 64, b.begin()));
+  EXPECT_FALSE(std::equal(a.begin() + 64, a.begin() + 128, b.begin() + 64));
+  EXPECT_FALSE(std::equal(a.begin() + 128, a.end(), b.begin() + 128));
+  EXPECT_EQ(a, maker.make({0, 150, 1, {5, 6}}, 0));
+}
+
+TEST(Report, PercentilesAreNearestRank) {
+  EXPECT_EQ(percentile({5, 1, 4, 2, 3}, 0.5), 3);
+  EXPECT_EQ(percentile({1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, 0.9), 9);
+  EXPECT_EQ(percentile({1, 2}, 0.99), 2);
+  EXPECT_TRUE(std::isnan(percentile({}, 0.5)));
+}
+
+TEST(Report, CountsGoodputOverEverythingThatWasSent) {
+  const auto completed = [](double ttft, std::vector<double> gaps) {
+    Observation o;
+    o.completed = true;
+    o.ttft = ttft;
+    o.gaps = std::move(gaps);
+    return o;
+  };
+  std::vector<Observation> seen = {completed(0.5, {0.01, 0.03}), completed(2.0, {0.01}),
+                                   completed(0.5, {0.3}), Observation{}};
+  seen[3].error = "http 429";
+  const Report report = summarize(seen, 10, {.ttft_seconds = 1, .itl_seconds = 0.05});
+  EXPECT_EQ(report.completed, 3u);
+  EXPECT_EQ(report.within_slo, 1u);
+  const auto json = boost::json::parse(to_json(report)).as_object();
+  EXPECT_DOUBLE_EQ(json.at("goodput").at("share").as_double(), 0.25);
+  EXPECT_DOUBLE_EQ(json.at("goodput").at("requests_per_second").as_double(), 0.1);
+  EXPECT_EQ(json.at("errors").at("http 429").as_int64(), 1);
+}
+
+TEST(Report, AnEmptyRunIsStrictJson) {
+  const auto json = boost::json::parse(to_json(summarize({}, 0, {})));
+  EXPECT_TRUE(json.at("ttft_seconds").at("p50").is_null());
+}
+
+}  // namespace
+}  // namespace tandem::bench

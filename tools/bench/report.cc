@@ -1,0 +1,150 @@
+#include "tools/bench/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <boost/json.hpp>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+namespace tandem::bench {
+namespace {
+
+double nearest_rank(const std::vector<double>& sorted, double q) {
+  if (sorted.empty()) return std::numeric_limits<double>::quiet_NaN();
+  const auto rank = static_cast<size_t>(std::ceil(q * static_cast<double>(sorted.size())));
+  return sorted[std::clamp<size_t>(rank, 1, sorted.size()) - 1];
+}
+
+bool holds(const Observation& o, const Slo& slo) {
+  if (!o.completed || o.ttft > slo.ttft_seconds) return false;
+  if (o.gaps.empty()) return true;
+  const double mean =
+      std::accumulate(o.gaps.begin(), o.gaps.end(), 0.0) / static_cast<double>(o.gaps.size());
+  return mean <= slo.itl_seconds;
+}
+
+// JSON has no NaN: an empty sample's figures are null.
+boost::json::value number(double v) {
+  if (!std::isfinite(v)) return nullptr;
+  return v;
+}
+
+boost::json::object to_json(const Quantiles& q) {
+  return {{"mean", number(q.mean)},
+          {"p50", number(q.p50)},
+          {"p90", number(q.p90)},
+          {"p99", number(q.p99)},
+          {"max", number(q.max)}};
+}
+
+double per_second(double amount, double seconds) {
+  return seconds > 0 ? amount / seconds : std::numeric_limits<double>::quiet_NaN();
+}
+
+double share(size_t part, size_t whole) {
+  return whole ? static_cast<double>(part) / static_cast<double>(whole)
+               : std::numeric_limits<double>::quiet_NaN();
+}
+
+}  // namespace
+
+double percentile(std::vector<double> sample, double q) {
+  std::sort(sample.begin(), sample.end());
+  return nearest_rank(sample, q);
+}
+
+Quantiles quantiles(const std::vector<double>& sample) {
+  std::vector<double> sorted = sample;
+  std::sort(sorted.begin(), sorted.end());
+  Quantiles q;
+  q.mean = sorted.empty() ? std::numeric_limits<double>::quiet_NaN()
+                          : std::accumulate(sorted.begin(), sorted.end(), 0.0) /
+                                static_cast<double>(sorted.size());
+  q.p50 = nearest_rank(sorted, 0.50);
+  q.p90 = nearest_rank(sorted, 0.90);
+  q.p99 = nearest_rank(sorted, 0.99);
+  q.max = nearest_rank(sorted, 1.0);
+  return q;
+}
+
+Report summarize(const std::vector<Observation>& observations, double seconds, const Slo& slo) {
+  Report report;
+  report.seconds = seconds;
+  report.slo = slo;
+  report.sent = observations.size();
+  std::vector<double> ttft, gaps, e2e, lateness;
+  for (const Observation& o : observations) {
+    lateness.push_back(o.lateness);
+    if (!o.completed) {
+      ++report.failed;
+      ++report.errors[o.error];
+      continue;
+    }
+    ++report.completed;
+    report.prompt_tokens += o.prompt_tokens;
+    report.output_tokens += o.output_tokens;
+    report.cached_tokens += o.cached_tokens;
+    if (o.output_tokens > 0) ttft.push_back(o.ttft);
+    gaps.insert(gaps.end(), o.gaps.begin(), o.gaps.end());
+    e2e.push_back(o.e2e);
+    report.within_slo += holds(o, slo) ? 1 : 0;
+  }
+  report.ttft = quantiles(ttft);
+  report.itl = quantiles(gaps);
+  report.e2e = quantiles(e2e);
+  report.lateness = quantiles(lateness);
+  return report;
+}
+
+std::string to_json(const Report& r) {
+  boost::json::object errors;
+  for (const auto& [kind, count] : r.errors) errors[kind] = count;
+  const boost::json::object out = {
+      {"requests", {{"sent", r.sent}, {"completed", r.completed}, {"failed", r.failed}}},
+      {"errors", errors},
+      {"duration_seconds", r.seconds},
+      {"prompt_tokens", r.prompt_tokens},
+      {"cached_tokens", r.cached_tokens},
+      {"output_tokens", r.output_tokens},
+      {"requests_per_second", number(per_second(static_cast<double>(r.completed), r.seconds))},
+      {"output_tokens_per_second",
+       number(per_second(static_cast<double>(r.output_tokens), r.seconds))},
+      {"ttft_seconds", to_json(r.ttft)},
+      {"itl_seconds", to_json(r.itl)},
+      {"e2e_seconds", to_json(r.e2e)},
+      {"lateness_seconds", to_json(r.lateness)},
+      {"goodput",
+       {{"slo_ttft_seconds", r.slo.ttft_seconds},
+        {"slo_itl_seconds", r.slo.itl_seconds},
+        {"share", number(share(r.within_slo, r.sent))},
+        {"requests_per_second", number(per_second(static_cast<double>(r.within_slo), r.seconds))}}},
+  };
+  return boost::json::serialize(out);
+}
+
+std::string to_table(const Report& r) {
+  std::string text = fmt::format(
+      "{} requests in {:.1f} s: {} completed, {} failed; {} prompt tokens ({} cached), {} output tokens "
+      "({:.1f}/s)\n",
+      r.sent, r.seconds, r.completed, r.failed, r.prompt_tokens, r.cached_tokens, r.output_tokens,
+      per_second(static_cast<double>(r.output_tokens), r.seconds));
+  text += fmt::format("{:<10}{:>12}{:>12}{:>12}{:>12}\n", "ms", "mean", "p50", "p90", "p99");
+  const auto row = [&text](const char* name, const Quantiles& q) {
+    text += fmt::format("{:<10}{:>12.2f}{:>12.2f}{:>12.2f}{:>12.2f}\n", name, q.mean * 1e3,
+                        q.p50 * 1e3, q.p90 * 1e3, q.p99 * 1e3);
+  };
+  row("TTFT", r.ttft);
+  row("ITL", r.itl);
+  row("E2E", r.e2e);
+  row("lateness", r.lateness);
+  text += fmt::format(
+      "goodput {:.2f} requests/s, {:.1f} % of requests within TTFT {:.0f} ms and mean ITL {:.0f} ms\n",
+      per_second(static_cast<double>(r.within_slo), r.seconds), 100 * share(r.within_slo, r.sent),
+      r.slo.ttft_seconds * 1e3, r.slo.itl_seconds * 1e3);
+  for (const auto& [kind, count] : r.errors) text += fmt::format("  {} x {}\n", count, kind);
+  return text;
+}
+
+}  // namespace tandem::bench
