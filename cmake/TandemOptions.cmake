@@ -29,6 +29,11 @@ if(TANDEM_LLD)
   add_link_options(-fuse-ld=lld)
 endif()
 
+if(TANDEM_FUZZ)
+  # Coverage feedback from the libraries too, not only from the fuzzers' own files.
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()
+
 if(TANDEM_SANITIZE)
   add_compile_options(-fsanitize=${TANDEM_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${TANDEM_SANITIZE})

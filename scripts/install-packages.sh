@@ -1,0 +1,151 @@
+#!/usr/bin/env bash
+# Installs what building Tandem needs, from the distribution's own packages (Debian 12, Ubuntu 24.04).
+# Does nothing, in well under a second, when everything is there. Safe to run again.
+#
+# usage: scripts/install-packages.sh [--tests] [--check]
+#   --tests   also what only test.sh needs (formatter, Node.js, a browser)
+#   --check   install nothing; exit 1 and list what is missing
+set -euo pipefail
+TANDEM_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+. "$TANDEM_ROOT/scripts/env.sh"
+
+tests=0 check=0
+for argument in "$@"; do
+  case "$argument" in
+    --tests) tests=1 ;;
+    --check) check=1 ;;
+    -h | --help) sed -n '2,8p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    *) echo "install-packages.sh: unknown option $argument (see --help)" >&2; exit 2 ;;
+  esac
+done
+
+say() { printf '%s\n' "$*" >&2; }
+
+rust_minimum=85 # tokenizers' dependencies use edition 2024
+rust_is_new_enough() {
+  local minor
+  minor=$(cargo --version 2>/dev/null | sed -n 's/^cargo 1\.\([0-9]*\)\..*/\1/p') || return 1
+  [ -n "$minor" ] && [ "$minor" -ge "$rust_minimum" ] && rustc --version >/dev/null 2>&1
+}
+
+requirements='g++ 12 or clang 15, CMake 3.25, ninja, pkg-config, Boost 1.81 with Boost.JSON, yaml-cpp, prometheus-cpp, protobuf
+with protoc, UCX, tl-expected, fmt, CLI11, xxhash, OpenSSL, Highway, GoogleTest, Google Benchmark, cargo and rustc 1.85'
+
+if ! command -v apt-get >/dev/null 2>&1; then
+  say "This system has no apt-get, so nothing is installed by this script. The build needs:"
+  say "$requirements"
+  [ "$check" -eq 0 ] || exit 1
+  exit 0
+fi
+
+# Debian 12 ships Boost 1.74 as libboost-dev; the versioned packages are the newer ones.
+boost=""
+for version in 1.81 1.83 1.84 1.86 1.88 1.90; do
+  if dpkg-query -W -f='${Status}' "libboost-json${version}-dev" 2>/dev/null | grep -q "ok installed"; then
+    boost=$version
+    break
+  fi
+done
+find_boost() {
+  local version
+  for version in 1.81 1.83 1.84 1.86 1.88 1.90; do
+    if apt-cache show "libboost-json${version}-dev" >/dev/null 2>&1; then boost=$version; return; fi
+  done
+  say "apt offers no libboost-json 1.81 or newer. Tandem is built on Debian 12, Ubuntu 24.04 and newer."
+  exit 1
+}
+
+wanted() {
+  local b=${boost:-1.81}
+  printf '%s\n' g++ make cmake ninja-build pkg-config ccache lld git ca-certificates unzip \
+    "libboost${b}-dev" "libboost-json${b}-dev" libyaml-cpp-dev prometheus-cpp-dev protobuf-compiler libprotobuf-dev \
+    libucx-dev libexpected-dev libfmt-dev libcli11-dev libxxhash-dev libssl-dev zlib1g-dev libhwy-dev \
+    libgtest-dev libgmock-dev libbenchmark-dev python3 python3-pip python3-venv
+  if [ "$tests" -eq 1 ]; then
+    printf '%s\n' clang-format-14 curl openssl procps
+    # A Node.js that came another way (a newer one from nvm, say) is as good.
+    command -v node >/dev/null 2>&1 && command -v npm >/dev/null 2>&1 || printf '%s\n' nodejs npm
+    # On Ubuntu the package is only a door to a snap, which containers cannot open; tests then skip and say so.
+    if ! command -v chromium >/dev/null 2>&1 && ! grep -q '^ID=ubuntu' /etc/os-release; then echo chromium; fi
+  fi
+}
+
+missing() {
+  local installed
+  installed=$(dpkg-query -W -f='${db:Status-Status} ${Package}\n' 2>/dev/null | sed -n 's/^installed //p' | sort -u)
+  comm -23 <(wanted | sort -u) <(printf '%s\n' "$installed")
+}
+
+as_root() {
+  if [ "$(id -u)" -eq 0 ]; then "$@"
+  elif command -v sudo >/dev/null 2>&1; then sudo "$@"
+  else
+    say "Installing packages needs root, and there is no sudo. As root, run:"
+    say "  apt-get update && $*"
+    exit 1
+  fi
+}
+
+apt_install() {
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+    -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 "$@" >&2 </dev/null
+}
+
+updated=0
+apt_update() {
+  [ "$updated" -eq 0 ] || return 0
+  as_root apt-get update -qq -o DPkg::Lock::Timeout=300 >&2 </dev/null ||
+    say "apt-get update failed; going on with the package lists at hand"
+  updated=1
+}
+
+absent=$(missing)
+rust=1
+rust_is_new_enough || rust=0
+if [ -z "$absent" ] && [ "$rust" -eq 1 ]; then
+  say "packages: all there"
+  exit 0
+fi
+if [ "$check" -eq 1 ]; then
+  [ -z "$absent" ] || say "missing packages: $(echo $absent)"
+  [ "$rust" -eq 1 ] || say "missing: cargo and rustc, 1.$rust_minimum or newer"
+  exit 1
+fi
+
+if [ -n "$absent" ]; then
+  apt_update
+  [ -n "$boost" ] || find_boost
+  absent=$(missing)
+  say "packages: installing $(echo $absent)"
+  # shellcheck disable=SC2086
+  apt_install $absent || {
+    say "apt-get could not install these packages. The message above says which one and why; the build needs:"
+    say "$requirements"
+    exit 1
+  }
+fi
+
+# Without a rustup toolchain: cargo-web is Debian's current Rust (it replaces the old `cargo` package); Ubuntu has
+# versioned packages whose programs carry the version in their names.
+if [ "$rust" -eq 0 ]; then
+  apt_update
+  if apt-cache show cargo-web >/dev/null 2>&1; then
+    say "packages: installing cargo-web (Rust)"
+    apt_install cargo-web
+  else
+    package=$(apt-cache search --names-only '^cargo-1\.[0-9]+$' | sed -n 's/^cargo-1\.\([0-9]*\) .*/\1/p' | sort -n | tail -1)
+    if [ -z "$package" ] || [ "$package" -lt "$rust_minimum" ]; then
+      say "No Rust of 1.$rust_minimum or newer is installed, and apt offers none. Install it with rustup (https://rustup.rs)."
+      exit 1
+    fi
+    say "packages: installing cargo-1.$package (Rust)"
+    apt_install "cargo-1.$package" "rustc-1.$package"
+    mkdir -p "$TANDEM_ROOT/.cache/rust/bin"
+    ln -sf "$(command -v "cargo-1.$package")" "$TANDEM_ROOT/.cache/rust/bin/cargo"
+    ln -sf "$(command -v "rustc-1.$package")" "$TANDEM_ROOT/.cache/rust/bin/rustc"
+  fi
+  . "$TANDEM_ROOT/scripts/env.sh"
+  hash -r
+  rust_is_new_enough || { say "cargo is still older than 1.$rust_minimum: $(command -v cargo) comes first in PATH"; exit 1; }
+fi
+say "packages: all there"
