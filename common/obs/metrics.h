@@ -51,7 +51,7 @@ class Histogram {
 // request can make series without end.
 struct Label {
   std::string name;
-  std::vector<std::string> values;  // empty: the first `max_values` that come
+  std::vector<std::string> values = {};  // empty: the first `max_values` that come
   size_t max_values = 32;
 };
 
