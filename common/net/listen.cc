@@ -1,0 +1,49 @@
+#include "common/net/listen.h"
+
+#include <boost/asio/ip/v6_only.hpp>
+
+#include "common/config/units.h"
+
+namespace tandem {
+
+Result<boost::asio::ip::tcp::acceptor> listen_on(boost::asio::io_context& context,
+                                                 const std::string& host, uint16_t port) {
+  using boost::asio::ip::tcp;
+  boost::system::error_code error;
+  const std::string where = format_host_port(host, port);
+  auto address = boost::asio::ip::make_address(host, error);
+  if (error) {
+    tcp::resolver resolver(context);
+    const auto found = resolver.resolve(host, std::to_string(port), tcp::resolver::passive, error);
+    if (error || found.empty()) {
+      return fail(ErrorCode::kConfig, "cannot listen on " + where + ": '" + host +
+                                          "' is neither an address nor a name that resolves");
+    }
+    address = found.begin()->endpoint().address();
+  }
+  const tcp::endpoint endpoint(address, port);
+  tcp::acceptor acceptor(context);
+  constexpr int kBacklog = 1024;
+  const auto step = [&](auto&& action) {
+    if (!error) action();
+  };
+  step([&] { acceptor.open(endpoint.protocol(), error); });
+  step([&] { acceptor.set_option(tcp::acceptor::reuse_address(true), error); });
+  if (address.is_v6() && address.is_unspecified()) {
+    step([&] { acceptor.set_option(boost::asio::ip::v6_only(false), error); });
+  }
+  step([&] { acceptor.bind(endpoint, error); });
+  step([&] { acceptor.listen(kBacklog, error); });
+  if (error == boost::asio::error::address_in_use) {
+    return fail(ErrorCode::kIo, "cannot listen on " + where +
+                                    ": another process does; stop it or choose another port");
+  }
+  if (error) {
+    const bool foreign = error.value() == EADDRNOTAVAIL;
+    return fail(foreign ? ErrorCode::kConfig : ErrorCode::kIo,
+                "cannot listen on " + where + ": " + error.message());
+  }
+  return acceptor;
+}
+
+}  // namespace tandem

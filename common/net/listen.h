@@ -1,0 +1,18 @@
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <string>
+
+#include "common/base/result.h"
+
+namespace tandem {
+
+// A listening socket on `host` (an address or a name) and `port` (0: any free one), accepting on
+// `context`. Blocks for as long as a name takes to resolve: start-up only.
+// Errors: kConfig for a host that is no address of this machine, kIo otherwise, with the address.
+[[nodiscard]] Result<boost::asio::ip::tcp::acceptor> listen_on(boost::asio::io_context& context,
+                                                               const std::string& host,
+                                                               uint16_t port);
+
+}  // namespace tandem
