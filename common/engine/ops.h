@@ -126,7 +126,8 @@ class Ops {
   // [V, H]. A tied head is load_tied_head() on the result, so that the table is kept once.
   virtual Result<std::unique_ptr<EmbeddingWeight>> load_embedding(const model::HostTensor& table) = 0;
   virtual Result<std::unique_ptr<LinearWeight>> load_tied_head(const EmbeddingWeight& table) = 0;
-  // router [experts, H]; per expert gate/up [I, H] and down [H, I].
+  // router [experts, H]; per expert gate/up [I, H] and down [H, I]. The router stays float32 whatever the
+  // weight type: rounding it would send tokens to other experts.
   virtual Result<std::unique_ptr<MoeWeight>> load_moe(
       const MoeShape& shape, const model::HostTensor& router,
       std::span<const model::HostTensor* const> gate,

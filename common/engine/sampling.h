@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -10,7 +11,8 @@
 namespace tandem::engine {
 
 // Field meanings are OpenAI's and vLLM's. Applied in this order: logit_bias, repetition, presence and
-// frequency penalties, temperature, top-k, top-p, min-p. temperature 0 is greedy (lowest id on ties).
+// frequency penalties, temperature, top-k, top-p, min-p. temperature 0 is greedy (lowest id on ties),
+// and so is one below 1e-5, where float32 logits leave nothing else. top_p 0 keeps one token.
 struct SamplingParams {
   float temperature = 1;
   int32_t top_k = 0;  // 0: off
@@ -24,9 +26,13 @@ struct SamplingParams {
   int32_t logprobs = -1;  // -1: none; else that many best alternatives besides the sampled token
 };
 
+inline constexpr float kMinLogprob = -9999.0F;
+
 struct TokenLogprob {
   TokenId id = 0;
-  float logprob = 0;  // natural log; of the model's raw distribution, before penalties and temperature
+  // Natural log, of the model's raw distribution: before bias, penalties and temperature. Finite:
+  // not below kMinLogprob.
+  float logprob = 0;
 };
 
 struct SampledToken {
@@ -43,7 +49,8 @@ struct TokenHistory {
 
 // Draws the token for absolute position history.tokens.size() from logits[vocab]. The only randomness
 // is Philox4x32-10 keyed by (seed, position), so a token does not depend on batch company, node or
-// retry. logits is scratch: overwritten.
+// retry. logits is scratch: overwritten. NaN counts as impossible, infinity as the largest float; ids outside
+// the vocabulary in bias and history are skipped.
 [[nodiscard]] SampledToken sample(std::span<float> logits, const SamplingParams& params,
                                   const TokenHistory& history);
 
@@ -53,5 +60,7 @@ struct TokenHistory {
 // Philox4x32-10 (Salmon et al. 2011), one 32-bit word for (seed, position); published test vectors
 // hold. Exposed for the tests and for the device sampler.
 [[nodiscard]] uint32_t philox(uint64_t seed, uint64_t position);
+[[nodiscard]] std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter,
+                                                 std::array<uint32_t, 2> key);
 
 }  // namespace tandem::engine

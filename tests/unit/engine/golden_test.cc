@@ -1,0 +1,192 @@
+// Whole models against the reference implementation, on every Ops there is. A backend joins by one
+// line in backends().
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <ostream>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/engine_harness.h"
+#include "tests/support/golden.h"
+#include "tests/support/reference_ops.h"
+
+namespace tandem::testing {
+namespace {
+
+struct Backend {
+  std::string name;
+  std::function<std::unique_ptr<engine::Ops>(DType)> create;
+  bool fast = false;  // runs the real model's whole answers in seconds
+};
+
+std::vector<Backend> backends() { return {{"reference", create_reference_ops}}; }
+
+struct Case {
+  Backend backend;
+  std::string model;
+  DType dtype;
+};
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.backend.name << ' ' << c.model << ' ' << to_string(c.dtype);
+}
+
+std::vector<std::string> golden_models() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(TANDEM_TEST_DATA "/golden"))
+    if (std::filesystem::exists(entry.path() / "golden.json") &&
+        entry.path().filename() != "smollm2")  // its weights are not in the repository
+      names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::vector<Case> all_cases() {
+  std::vector<Case> out;
+  for (const Backend& b : backends())
+    for (const std::string& m : golden_models())
+      for (const DType t : {DType::kF32, DType::kBf16}) out.push_back({b, m, t});
+  return out;
+}
+
+std::filesystem::path model_path(const std::filesystem::path& folder) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    if (entry.path().extension() == ".gguf") return entry.path();
+  return folder;
+}
+
+std::unique_ptr<EngineHarness> open(const std::filesystem::path& path, const Backend& backend,
+                                    DType dtype, uint32_t max_rows) {
+  const auto checkpoint = model::Checkpoint::open(path);
+  EXPECT_TRUE(checkpoint) << checkpoint.error().to_string();
+  if (!checkpoint) return nullptr;
+  EngineHarness::Options options;
+  options.format = dtype == DType::kF32 ? kv::KvFormat::kF32 : kv::KvFormat::kBf16;
+  options.max_rows = max_rows;
+  auto harness = EngineHarness::create(**checkpoint, backend.create(dtype), options);
+  EXPECT_TRUE(harness) << harness.error().to_string();
+  return harness ? std::move(*harness) : nullptr;
+}
+
+double tolerance(DType t) { return t == DType::kF32 ? 2e-4 : 2e-2; }
+
+class GoldenTest : public ::testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    const std::filesystem::path folder =
+        std::filesystem::path(TANDEM_TEST_DATA "/golden") / GetParam().model;
+    harness_ = open(model_path(folder), GetParam().backend, GetParam().dtype, 96);
+    ASSERT_NE(harness_, nullptr);
+    auto golden = load_golden(folder);
+    ASSERT_TRUE(golden) << golden.error().to_string();
+    golden_ = std::move(*golden);
+    ASSERT_FALSE(golden_.empty());
+  }
+  // In a mixture, rounding may send a token to another expert when two score nearly alike; the reference implementation
+  // in bf16 itself is 0.04 to 0.08 off on these prompts. A few rows in a hundred may differ, the rest may not.
+  [[nodiscard]] bool rounding_reroutes() const {
+    return GetParam().dtype != DType::kF32 && harness_->engine().config().moe.experts > 0;
+  }
+  static size_t rows_over(double limit, const float* a, const std::vector<float>& b, size_t vocab) {
+    size_t over = 0;
+    for (size_t r = 0; r * vocab < b.size(); ++r) {
+      const auto row = b.begin() + static_cast<std::ptrdiff_t>(r * vocab);
+      over += relative_l2(a + r * vocab, {row, row + static_cast<std::ptrdiff_t>(vocab)}) > limit;
+    }
+    return over;
+  }
+
+  std::unique_ptr<EngineHarness> harness_;
+  std::vector<GoldenCase> golden_;
+};
+
+TEST_P(GoldenTest, LogitsMatchTheReference) {
+  const double limit = tolerance(GetParam().dtype);
+  const size_t vocab = harness_->engine().config().vocab;
+  for (size_t j = 0; j < golden_.size(); ++j) {
+    const GoldenCase& g = golden_[j];
+    const auto logits = harness_->logits(g.prompt);
+    ASSERT_TRUE(logits) << logits.error().to_string();
+    ASSERT_EQ(g.last_logits.size(), vocab);
+    EXPECT_LT(relative_l2(logits->data() + (g.prompt.size() - 1) * vocab, g.last_logits), limit)
+        << "case " << j;
+    if (rounding_reroutes())
+      EXPECT_LE(rows_over(limit, logits->data(), g.all_logits, vocab), g.all_logits.size() / vocab / 10)
+          << "case " << j;
+    else
+      EXPECT_LT(relative_l2(logits->data(), g.all_logits), limit) << "case " << j;
+    if (GetParam().dtype != DType::kF32) continue;
+    for (size_t r = 0; r < g.top1.size(); ++r) {
+      const float* row = logits->data() + r * vocab;
+      EXPECT_EQ(std::max_element(row, row + vocab) - row, g.top1[r]) << "case " << j << " row " << r;
+    }
+  }
+}
+
+TEST_P(GoldenTest, GreedyTokensMatchTheReference) {
+  if (GetParam().dtype != DType::kF32) GTEST_SKIP() << "rounded weights may break ties otherwise";
+  for (size_t j = 0; j < golden_.size(); ++j) {
+    engine::SamplingParams greedy;
+    greedy.temperature = 0;
+    const auto tokens = harness_->generate(golden_[j].prompt, golden_[j].greedy.size(), greedy);
+    ASSERT_TRUE(tokens) << tokens.error().to_string();
+    EXPECT_EQ(*tokens, golden_[j].greedy) << "case " << j;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, GoldenTest, ::testing::ValuesIn(all_cases()),
+                         [](const auto& instance) {
+                           return instance.param.backend.name + "_" + instance.param.model + "_" +
+                                  std::string(to_string(instance.param.dtype));
+                         });
+
+// The real model: SmolLM2-135M-Instruct from its GGUF file, which the repository does not carry.
+class RealModelTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(RealModelTest, LogitsAndGreedyTextMatchTheReference) {
+  const char* path = std::getenv("TANDEM_SMOLLM2");
+  if (path == nullptr) GTEST_SKIP() << "TANDEM_SMOLLM2 names no file";
+  const auto golden = load_golden(TANDEM_TEST_DATA "/golden/smollm2");
+  ASSERT_TRUE(golden) << golden.error().to_string();
+  const auto harness = open(path, GetParam().backend, GetParam().dtype, 128);
+  ASSERT_NE(harness, nullptr);
+  const size_t vocab = harness->engine().config().vocab;
+  const size_t cases = GetParam().backend.fast ? golden->size() : 1;
+  for (size_t j = 0; j < cases; ++j) {
+    const GoldenCase& g = (*golden)[j];
+    const auto logits = harness->logits(g.prompt);
+    ASSERT_TRUE(logits) << logits.error().to_string();
+    EXPECT_LT(relative_l2(logits->data() + (g.prompt.size() - 1) * vocab, g.last_logits),
+              tolerance(GetParam().dtype))
+        << "case " << j;
+    const size_t count = GetParam().backend.fast ? g.greedy.size() : 4;
+    engine::SamplingParams greedy;
+    greedy.temperature = 0;
+    const auto tokens = harness->generate(g.prompt, count, greedy);
+    ASSERT_TRUE(tokens) << tokens.error().to_string();
+    for (size_t i = 0; i < count; ++i) {
+      if ((*tokens)[i] == g.greedy[i]) continue;
+      // bf16 may choose otherwise where the two best logits lie closer than its error.
+      EXPECT_TRUE(GetParam().dtype == DType::kBf16 && g.margins[i] < 0.5F)
+          << "case " << j << " token " << i << " with margin " << g.margins[i];
+      break;
+    }
+  }
+}
+
+std::vector<Case> real_cases() {
+  std::vector<Case> out;
+  for (const Backend& b : backends())
+    for (const DType t : {DType::kF32, DType::kBf16}) out.push_back({b, "smollm2", t});
+  return out;
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, RealModelTest, ::testing::ValuesIn(real_cases()),
+                         [](const auto& instance) {
+                           return instance.param.backend.name + "_" +
+                                  std::string(to_string(instance.param.dtype));
+                         });
+
+}  // namespace
+}  // namespace tandem::testing
