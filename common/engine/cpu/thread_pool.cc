@@ -1,0 +1,169 @@
+#include "common/engine/cpu/thread_pool.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+#include <string>
+#include <system_error>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace tandem::engine {
+namespace {
+
+// Operations of a step follow each other within microseconds: 1500 pauses are 15 to 60 us.
+constexpr int kSpins = 1500;
+// Between steps a scheduler and a sampler run for some 100 us. A yield costs about 0.5 us when
+// nobody wants the CPU, and gives it away when somebody does.
+constexpr int kYields = 300;
+// A door holds the job's ticket, an open bit and the count of workers who joined.
+constexpr uint64_t kOpen = uint64_t{1} << 31;
+
+void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+Status pin(pthread_t thread, int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(static_cast<size_t>(cpu), &set);
+  if (const int rc = pthread_setaffinity_np(thread, sizeof set, &set); rc != 0)
+    return fail(ErrorCode::kConfig, "cannot pin a compute thread to CPU " + std::to_string(cpu) +
+                                        ": " + std::strerror(rc) +
+                                        "; list CPUs this process may use (taskset -p)",
+                "cpus");
+  return {};
+}
+
+long futex(std::atomic<uint32_t>& word, int operation, uint32_t value) {
+  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation | FUTEX_PRIVATE_FLAG,
+                 value, nullptr, nullptr, 0);
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(std::vector<int> cpus) : cpus_(std::move(cpus)) {}
+
+Result<std::unique_ptr<ThreadPool>> ThreadPool::create(uint32_t threads, std::vector<int> cpus) {
+  if (threads == 0)
+    return fail(ErrorCode::kConfig, "threads must be at least 1", "threads");
+  if (!cpus.empty() && cpus.size() != threads)
+    return fail(ErrorCode::kConfig, std::to_string(cpus.size()) + " CPUs are listed for " +
+                                        std::to_string(threads) + " threads: list one per thread",
+                "cpus");
+  for (const int cpu : cpus)
+    if (cpu < 0 || cpu >= CPU_SETSIZE)
+      return fail(ErrorCode::kConfig, "there is no CPU " + std::to_string(cpu), "cpus");
+  std::unique_ptr<ThreadPool> pool(new ThreadPool(std::move(cpus)));
+  for (uint32_t i = 1; i < threads; ++i) {
+    try {
+      pool->workers_.emplace_back([p = pool.get(), i] { p->work(i); });
+    } catch (const std::system_error& e) {
+      return fail(ErrorCode::kResourceExhausted,
+                  "cannot start compute thread " + std::to_string(i) + ": " + e.what());
+    }
+    if (!pool->cpus_.empty())
+      TANDEM_TRY(pin(pool->workers_.back().native_handle(), pool->cpus_[i]));
+  }
+  return pool;
+}
+
+ThreadPool::~ThreadPool() {
+  stopping_.store(true);
+  ticket_.fetch_add(1);
+  futex(ticket_, FUTEX_WAKE, INT_MAX);
+  for (std::thread& worker : workers_) worker.join();
+}
+
+// The leader is whoever runs jobs; an error here was reported for the workers already, or the CPU has
+// been taken offline since, and the job must run either way.
+void ThreadPool::pin_leader() {
+  const std::thread::id self = std::this_thread::get_id();
+  if (self == leader_) return;
+  leader_ = self;
+  if (!cpus_.empty()) (void)pin(pthread_self(), cpus_[0]);
+}
+
+void ThreadPool::run_job(Job job, void* context) {
+  pin_leader();
+  job_ = job;
+  context_ = context;
+  left_.store(0, std::memory_order_relaxed);
+  const uint32_t ticket = ticket_.load(std::memory_order_relaxed) + 1;
+  door_.store((static_cast<uint64_t>(ticket) << 32) | kOpen, std::memory_order_release);
+  ticket_.store(ticket);  // sequentially consistent with `sleepers_`: see await()
+  if (sleepers_.load() != 0) futex(ticket_, FUTEX_WAKE, INT_MAX);
+
+  job(context, 0);
+
+  const uint64_t closed = door_.fetch_and(~kOpen, std::memory_order_acq_rel);
+  const auto joined = static_cast<uint32_t>(closed & (kOpen - 1));
+  for (int spins = 0; left_.load(std::memory_order_acquire) != joined; ++spins) {
+    if (spins < kSpins)
+      pause();
+    else
+      sched_yield();
+  }
+}
+
+void ThreadPool::work(uint32_t thread) {
+  uint32_t seen = 0;
+  while (true) {
+    await(seen);
+    if (stopping_.load()) return;
+    uint64_t door = door_.load(std::memory_order_acquire);
+    seen = static_cast<uint32_t>(door >> 32);
+    bool joined = false;
+    while ((door & kOpen) != 0 && !joined)
+      joined = door_.compare_exchange_weak(door, door + 1, std::memory_order_acq_rel);
+    if (!joined) continue;
+    // The job is the one whose door was entered: it cannot be replaced while this worker is inside.
+    seen = static_cast<uint32_t>(door >> 32);
+    job_(context_, thread);
+    left_.fetch_add(1, std::memory_order_release);
+  }
+}
+
+void ThreadPool::await(uint32_t seen) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (ticket_.load(std::memory_order_acquire) != seen) return;
+    pause();
+  }
+  for (int i = 0; i < kYields; ++i) {
+    if (ticket_.load(std::memory_order_acquire) != seen) return;
+    sched_yield();
+  }
+  // Either the leader sees the sleeper and wakes it, or the kernel sees the new ticket.
+  sleepers_.fetch_add(1);
+  while (ticket_.load() == seen) futex(ticket_, FUTEX_WAIT, seen);
+  sleepers_.fetch_sub(1);
+}
+
+bool ThreadPool::claim(std::atomic<int64_t>& next, int64_t count, int64_t grain, int64_t& begin,
+                       int64_t& end) const {
+  int64_t at = next.load(std::memory_order_relaxed);
+  while (at < count) {
+    const int64_t share = (count - at) / (2 * static_cast<int64_t>(threads()));
+    const int64_t take = std::min(count - at, std::max(grain, share));
+    if (next.compare_exchange_weak(at, at + take, std::memory_order_relaxed)) {
+      begin = at;
+      end = at + take;
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace tandem::engine

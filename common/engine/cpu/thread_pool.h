@@ -1,0 +1,94 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "common/base/result.h"
+
+namespace tandem::engine {
+
+// The threads that compute one engine's steps. The device thread leads: run() hands a job to the
+// workers, works itself and returns when all who joined are done. Workers serve nothing else.
+//
+// A job is claimed piece by piece, so it needs nobody in particular: a worker that is late, because
+// another process has its CPU, finds the job closed and is not waited for. Workers wait for the next
+// job by spinning for about the length of an operation, then by yielding, then asleep in the kernel;
+// a box with more runnable threads than CPUs therefore loses little to waiting.
+//
+// run() is for one thread at a time. Destruction stops the workers; not during run().
+class ThreadPool {
+ public:
+  // `threads` counts the leader. `cpus` is empty, or has one CPU per thread (the leader's first).
+  [[nodiscard]] static Result<std::unique_ptr<ThreadPool>> create(uint32_t threads,
+                                                                  std::vector<int> cpus);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  [[nodiscard]] uint32_t threads() const { return static_cast<uint32_t>(workers_.size()) + 1; }
+
+  // Calls body(thread) on this thread (index 0) and on every worker that comes before this thread's
+  // call has returned. When it returns anywhere, all pieces of the job must have been claimed.
+  template <typename Body>
+  void run(Body&& body) {
+    if (workers_.empty()) {
+      pin_leader();
+      body(0U);
+      return;
+    }
+    using Plain = std::remove_reference_t<Body>;
+    run_job([](void* context, uint32_t thread) { (*static_cast<Plain*>(context))(thread); },
+            const_cast<std::remove_const_t<Plain>*>(&body));
+  }
+
+  // run(), split over `count` pieces claimed in order, in shrinking runs of at least `grain`:
+  // body(thread, begin, end). Nothing is handed out when one run would take it all.
+  template <typename Body>
+  void split(int64_t count, int64_t grain, Body&& body) {
+    if (count <= grain || workers_.empty()) {
+      pin_leader();
+      if (count > 0) body(0U, int64_t{0}, count);
+      return;
+    }
+    std::atomic<int64_t> next{0};
+    run([&](uint32_t thread) {
+      int64_t begin = 0;
+      int64_t end = 0;
+      while (claim(next, count, grain, begin, end)) body(thread, begin, end);
+    });
+  }
+
+  // Takes the next run of pieces: a share of what is left, so that the last runs are short and all
+  // threads end together.
+  [[nodiscard]] bool claim(std::atomic<int64_t>& next, int64_t count, int64_t grain, int64_t& begin,
+                           int64_t& end) const;
+
+ private:
+  using Job = void (*)(void* context, uint32_t thread);
+
+  explicit ThreadPool(std::vector<int> cpus);
+  void run_job(Job job, void* context);
+  void work(uint32_t thread);
+  // Returns once `ticket_` differs from `seen`.
+  void await(uint32_t seen);
+  void pin_leader();
+
+  const std::vector<int> cpus_;
+  std::vector<std::thread> workers_;
+  std::thread::id leader_;
+
+  // Number of jobs posted; workers wait for it to change, in the last resort with a futex on it.
+  alignas(64) std::atomic<uint32_t> ticket_{0};
+  std::atomic<uint32_t> sleepers_{0};
+  // Whether the posted job may still be joined (upper bit), and by how many it was.
+  alignas(64) std::atomic<uint64_t> door_{0};
+  alignas(64) std::atomic<uint32_t> left_{0};
+  std::atomic<bool> stopping_{false};
+  Job job_ = nullptr;
+  void* context_ = nullptr;
+};
+
+}  // namespace tandem::engine

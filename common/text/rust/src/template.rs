@@ -1,0 +1,384 @@
+//! Chat templates: Jinja2 as `transformers` sets it up, on minijinja.
+
+use std::borrow::Cow;
+use std::error::Error as _;
+use std::fmt;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Rest;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
+use serde_json::{json, Value as Json};
+
+use crate::abi::{Failure, Status};
+use crate::config::TokenizerConfig;
+use crate::messages::{prepare, TemplateShape};
+use crate::python;
+
+/// Instructions one rendering may take. A conversation of a thousand messages takes about a
+/// million; a template that loops on is stopped within seconds.
+const RENDER_FUEL: u64 = 50_000_000;
+
+/// What to render, as JSON text; empty means absent.
+pub struct ChatInput<'a> {
+    pub messages: &'a str,
+    pub tools: &'a str,
+    pub kwargs: &'a str,
+    pub add_generation_prompt: bool,
+    pub unix_seconds: f64,
+}
+
+/// A message that the template itself raised, to be shown word for word.
+#[derive(Debug)]
+struct Raised(String);
+
+impl fmt::Display for Raised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+impl std::error::Error for Raised {}
+
+fn raise_exception(message: Value) -> Result<Value, Error> {
+    let text = python::to_str(&message)?;
+    Err(Error::new(ErrorKind::InvalidOperation, text.clone()).with_source(Raised(text)))
+}
+
+/// The names with which a folder's templates are stored and picked.
+const DEFAULT: &str = "default";
+const TOOL_USE: &str = "tool_use";
+
+/// Immutable after construction; `render` may be called from any thread.
+pub struct ChatTemplates {
+    environment: Environment<'static>,
+    shapes: Vec<(String, TemplateShape)>,
+    special_tokens: Vec<(String, String)>,
+}
+
+impl ChatTemplates {
+    /// `jinja` is the text of chat_template.jinja, which wins over the configuration's entry.
+    pub fn from_config(config: &[u8], jinja: Option<&str>) -> Result<Self, Failure> {
+        let config = TokenizerConfig::parse(config)?;
+        let special_tokens = config
+            .roles()
+            .map(|(role, content)| (role.to_string(), content.to_string()))
+            .collect();
+        let sources = match jinja {
+            Some(source) => vec![(DEFAULT.to_string(), source.to_string())],
+            None => config_templates(&config)?,
+        };
+        Self::build(sources, special_tokens)
+    }
+
+    fn build(
+        sources: Vec<(String, String)>,
+        special_tokens: Vec<(String, String)>,
+    ) -> Result<Self, Failure> {
+        let mut environment = new_environment()?;
+        let mut names = Vec::new();
+        for (name, source) in sources {
+            environment
+                .add_template_owned(name.clone(), without_generation_tags(&source).into_owned())
+                .map_err(|e| {
+                    Failure::corrupt(format!(
+                        "chat template \"{name}\" does not compile: {}",
+                        describe(&e)
+                    ))
+                })?;
+            names.retain(|known| *known != name);
+            names.push(name);
+        }
+        let mut templates = ChatTemplates {
+            environment,
+            shapes: Vec::new(),
+            special_tokens,
+        };
+        for name in names {
+            let shape = templates.probe(&name);
+            templates.shapes.push((name, shape));
+        }
+        Ok(templates)
+    }
+
+    pub fn render(&self, input: &ChatInput) -> Result<String, Failure> {
+        let tools = match parse(input.tools, "tools")? {
+            Json::Array(tools) if !tools.is_empty() => Json::Array(tools),
+            Json::Array(_) | Json::Null => Json::Null,
+            _ => return Err(Failure::invalid("tools must be an array")),
+        };
+        let kwargs = match parse(input.kwargs, "chat_template_kwargs")? {
+            Json::Object(kwargs) => kwargs,
+            Json::Null => serde_json::Map::new(),
+            _ => return Err(Failure::invalid("chat_template_kwargs must be an object")),
+        };
+        let (name, shape) = self.pick(!tools.is_null())?;
+        let messages = prepare(parse(input.messages, "messages")?, shape)?;
+        let mut context = Context::new(&self.special_tokens, input.unix_seconds);
+        for (key, value) in &kwargs {
+            context.set(key, to_value(value));
+        }
+        context.set("messages", to_value(&messages));
+        context.set("tools", to_value(&tools));
+        if !kwargs.contains_key("documents") {
+            context.set("documents", Value::from(()));
+        }
+        context.set(
+            "add_generation_prompt",
+            Value::from(input.add_generation_prompt),
+        );
+        self.run(name, context)
+    }
+
+    fn run(&self, name: &str, context: Context) -> Result<String, Failure> {
+        self.environment
+            .get_template(name)
+            .and_then(|template| template.render(context.into_value()))
+            .map_err(|e| Failure::invalid(describe(&e)))
+    }
+
+    fn pick(&self, with_tools: bool) -> Result<(&str, TemplateShape), Failure> {
+        let find = |wanted: &str| self.shapes.iter().find(|(name, _)| name == wanted);
+        let found = if with_tools {
+            find(TOOL_USE).or_else(|| find(DEFAULT))
+        } else {
+            find(DEFAULT)
+        };
+        found
+            .map(|(name, shape)| (name.as_str(), *shape))
+            .ok_or_else(|| {
+                let names: Vec<&str> = self.shapes.iter().map(|(name, _)| name.as_str()).collect();
+                Failure::invalid(format!(
+                    "the model has chat templates ({}) but none named \"default\"",
+                    names.join(", ")
+                ))
+            })
+    }
+
+    /// Renders small made-up chats to see how the template reads content.
+    fn probe(&self, name: &str) -> TemplateShape {
+        const TEXT: &str = "tandem-probe-text";
+        const CALL: &str = "tandem_probe_call";
+        let try_render = |messages: Json| {
+            let mut context = Context::new(&self.special_tokens, 0.0);
+            context.set("messages", to_value(&messages));
+            context.set("tools", Value::from(()));
+            context.set("documents", Value::from(()));
+            context.set("add_generation_prompt", Value::from(false));
+            self.run(name, context).unwrap_or_default()
+        };
+        let user = |content: Json| json!([{"role": "user", "content": content}]);
+        let string = try_render(user(json!(TEXT)));
+        let parts = try_render(user(json!([{"type": "text", "text": TEXT}])));
+        // A template that prints the array as it is shows the keys of its parts.
+        let keys = |text: &str| text.matches("'type'").count() + text.matches("\"type\"").count();
+        let takes_parts = parts.contains(TEXT) && keys(&parts) <= keys(&string);
+        let called = |content: Json| {
+            try_render(json!([
+                {"role": "user", "content": if takes_parts && !string.contains(TEXT) {
+                    json!([{"type": "text", "text": TEXT}])
+                } else {
+                    json!(TEXT)
+                }},
+                {"role": "assistant", "content": content, "tool_calls": [
+                    {"id": "call00001", "type": "function",
+                     "function": {"name": CALL, "arguments": {}}}]}
+            ]))
+        };
+        let (empty, none) = (called(json!("")), called(Json::Null));
+        TemplateShape {
+            takes_parts,
+            needs_parts: takes_parts && !string.contains(TEXT),
+            tool_calls_need_none: !empty.contains(CALL)
+                && none.contains(CALL)
+                && !none.contains("None"),
+        }
+    }
+}
+
+/// `chat_template` is one template or a list of named ones.
+fn config_templates(config: &TokenizerConfig) -> Result<Vec<(String, String)>, Failure> {
+    let wrong = || {
+        Failure::corrupt(
+            "tokenizer_config.json: chat_template must be a string or a list of \
+             {\"name\", \"template\"} objects",
+        )
+    };
+    let templates = match config.root.get("chat_template") {
+        Some(Json::String(source)) => vec![(DEFAULT.to_string(), source.clone())],
+        Some(Json::Array(items)) => items
+            .iter()
+            .map(|item| {
+                let field = |name: &str| item.get(name).and_then(Json::as_str);
+                match (field("name"), field("template")) {
+                    (Some(name), Some(source)) => Ok((name.to_string(), source.to_string())),
+                    _ => Err(wrong()),
+                }
+            })
+            .collect::<Result<Vec<_>, _>>()?,
+        Some(Json::Null) | None => Vec::new(),
+        Some(_) => return Err(wrong()),
+    };
+    if templates.is_empty() {
+        return Err(Failure::new(
+            Status::NotFound,
+            "the model has no chat template",
+        ));
+    }
+    Ok(templates)
+}
+
+fn parse(text: &str, what: &str) -> Result<Json, Failure> {
+    if text.is_empty() {
+        return Ok(Json::Null);
+    }
+    serde_json::from_str(text).map_err(|e| Failure::invalid(format!("{what} is not JSON: {e}")))
+}
+
+fn new_environment() -> Result<Environment<'static>, Failure> {
+    let mut environment = Environment::new();
+    let syntax = SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .build()
+        .map_err(|e| Failure::new(Status::Internal, e.to_string()))?;
+    environment.set_syntax(syntax);
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_fuel(Some(RENDER_FUEL));
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_formatter(format_value);
+    environment.add_filter("tojson", python::tojson);
+    environment.add_filter("string", |value: &Value| python::to_str(value));
+    environment.add_function("raise_exception", raise_exception);
+    Ok(environment)
+}
+
+fn format_value(out: &mut Output, _: &mut State, value: &Value) -> Result<(), Error> {
+    let written = match value.as_str() {
+        Some(text) => out.write_str(text),
+        None => out.write_str(&python::to_str(value)?),
+    };
+    written.map_err(|_| Error::new(ErrorKind::WriteFailure, "output failed"))
+}
+
+/// The variables of one rendering, later ones over earlier ones.
+struct Context(Vec<(String, Value)>);
+
+impl Context {
+    fn new(special_tokens: &[(String, String)], unix_seconds: f64) -> Self {
+        let mut context = Context(Vec::new());
+        let now = move |format: String, _: Rest<Value>| python::strftime(unix_seconds, &format);
+        context.set("strftime_now", Value::from_function(now));
+        for (role, content) in special_tokens {
+            context.set(role, Value::from(content.as_str()));
+        }
+        context
+    }
+
+    fn set(&mut self, name: &str, value: Value) {
+        self.0.retain(|(known, _)| known != name);
+        self.0.push((name.to_string(), value));
+    }
+
+    fn into_value(self) -> Value {
+        self.0.into_iter().collect()
+    }
+}
+
+/// JSON as template values, keys in their order. The JSON parser has limited the depth.
+fn to_value(json: &Json) -> Value {
+    match json {
+        Json::Null => Value::from(()),
+        Json::Bool(b) => Value::from(*b),
+        Json::Number(n) => match (n.as_i64(), n.as_u64()) {
+            (Some(i), _) => Value::from(i),
+            (None, Some(u)) => Value::from(u),
+            (None, None) => Value::from(n.as_f64().unwrap_or(f64::NAN)),
+        },
+        Json::String(s) => Value::from(s.as_str()),
+        Json::Array(items) => Value::from(items.iter().map(to_value).collect::<Vec<Value>>()),
+        Json::Object(fields) => fields
+            .iter()
+            .map(|(key, value)| (key.clone(), to_value(value)))
+            .collect(),
+    }
+}
+
+/// A template's own message word for word; any other error with its line.
+fn describe(error: &Error) -> String {
+    let mut source = error.source();
+    while let Some(inner) = source {
+        if let Some(raised) = inner.downcast_ref::<Raised>() {
+            return raised.0.clone();
+        }
+        source = inner.source();
+    }
+    let detail = error.detail().map_or(String::new(), |d| format!(": {d}"));
+    let line = error
+        .line()
+        .map_or(String::new(), |l| format!(" (line {l})"));
+    format!("chat template: {}{detail}{line}", error.kind())
+}
+
+/// `{% generation %}` marks an assistant's text for training; here it is a plain scope.
+fn without_generation_tags(source: &str) -> Cow<'_, str> {
+    if !source.contains("generation") {
+        return Cow::Borrowed(source);
+    }
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(at) = rest.find('{') {
+        out.push_str(&rest[..at]);
+        rest = &rest[at..];
+        let end = if rest.starts_with("{#") {
+            rest.find("#}").map(|e| e + 2)
+        } else if rest.starts_with("{{") {
+            tag_end(rest, "}}")
+        } else if rest.starts_with("{%") {
+            tag_end(rest, "%}")
+        } else {
+            Some(1)
+        };
+        // An unclosed tag is left to the compiler to report.
+        let end = end.unwrap_or(rest.len());
+        let tag = &rest[..end];
+        rest = &rest[end..];
+        match tag_name(tag) {
+            "generation" => out.push_str(&tag.replacen("generation", "with", 1)),
+            "endgeneration" => out.push_str(&tag.replacen("endgeneration", "endwith", 1)),
+            "raw" => {
+                let close = rest.find("endraw").unwrap_or(rest.len());
+                out.push_str(tag);
+                out.push_str(&rest[..close]);
+                rest = &rest[close..];
+            }
+            _ => out.push_str(tag),
+        }
+    }
+    out.push_str(rest);
+    Cow::Owned(out)
+}
+
+fn tag_name(tag: &str) -> &str {
+    tag.strip_prefix("{%")
+        .and_then(|t| t.strip_suffix("%}"))
+        .map_or("", |t| {
+            t.trim_matches(|c: char| c == '-' || c == '+' || c.is_whitespace())
+        })
+}
+
+/// Length of a tag up to and with `close`, which does not count inside a string literal.
+fn tag_end(text: &str, close: &str) -> Option<usize> {
+    let bytes = text.as_bytes();
+    let mut quote = None;
+    let mut i = 2;
+    while i < bytes.len() {
+        match (quote, bytes[i]) {
+            (Some(_), b'\\') => i += 1,
+            (Some(q), b) if q == b => quote = None,
+            (None, b'\'' | b'"') => quote = Some(bytes[i]),
+            (None, _) if bytes[i..].starts_with(close.as_bytes()) => return Some(i + close.len()),
+            _ => {}
+        }
+        i += 1;
+    }
+    None
+}
