@@ -4,6 +4,7 @@
 #include <boost/json.hpp>
 #include <cmath>
 
+#include "tools/bench/completion_stream.h"
 #include "tools/bench/prompts.h"
 #include "tools/bench/report.h"
 #include "tools/bench/trace.h"
@@ -121,6 +122,42 @@ TEST(Report, CountsGoodputOverEverythingThatWasSent) {
 TEST(Report, AnEmptyRunIsStrictJson) {
   const auto json = boost::json::parse(to_json(summarize({}, 0, {})));
   EXPECT_TRUE(json.at("ttft_seconds").at("p50").is_null());
+}
+
+// Events as the OpenAI API reference shows them for streamed completions.
+constexpr std::string_view kEvents =
+    ": ping\n\n"
+    "data: {\"choices\":[{\"index\":0,\"text\":\"One\",\"finish_reason\":null}],\"usage\":null}\r\n\r\n"
+    "data: {\"choices\":[{\"index\":0,\"text\":\"\",\"finish_reason\":null}]}\n\n"
+    "data: {\"choices\":[{\"index\":0,\"text\":\" two\",\"finish_reason\":\"length\"}]}\n\n"
+    "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":3,"
+    "\"prompt_tokens_details\":{\"cached_tokens\":4}}}\n\n"
+    "data: [DONE]\n\n";
+
+TEST(CompletionStream, CountsTextEventsHoweverTheBytesAreCut) {
+  for (size_t piece = 1; piece < kEvents.size(); ++piece) {
+    CompletionStream stream;
+    size_t events = 0;
+    for (size_t at = 0; at < kEvents.size(); at += piece) events += stream.feed(kEvents.substr(at, piece));
+    ASSERT_EQ(events, 2u) << piece;
+    EXPECT_TRUE(stream.done());
+    EXPECT_EQ(stream.error(), "");
+    EXPECT_EQ(stream.prompt_tokens(), 7u);
+    EXPECT_EQ(stream.output_tokens(), 3u);
+    EXPECT_EQ(stream.cached_tokens(), 4u);
+  }
+}
+
+TEST(CompletionStream, ReportsErrorEventsAndGarbage) {
+  CompletionStream failed;
+  failed.feed("data: {\"error\":{\"message\":\"node lost\"}}\n\n");
+  EXPECT_EQ(failed.error(), "node lost");
+  CompletionStream garbage;
+  garbage.feed("data: {\n");
+  EXPECT_EQ(garbage.error(), "an event that is not JSON");
+  CompletionStream endless;
+  for (int i = 0; i < 3000; ++i) endless.feed(std::string(1024, 'x'));
+  EXPECT_EQ(endless.error(), "an event longer than 1 MiB");
 }
 
 }  // namespace

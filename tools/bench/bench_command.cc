@@ -1,0 +1,110 @@
+#include "tools/bench/bench_command.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+
+#include "tools/bench/load_generator.h"
+
+namespace tandem::bench {
+namespace {
+
+struct ServeFlags {
+  LoadOptions load;
+  std::string trace;
+  TraceScale scale;
+  double rate = 1;
+  size_t requests = 0;
+  uint32_t prompt_tokens = 256;
+  uint32_t output_tokens = 64;
+  double slo_ttft_ms = 1000;
+  double slo_itl_ms = 100;
+  bool insecure = false;
+  bool json = false;
+};
+
+[[noreturn]] void stop(const Error& error) {
+  std::cerr << "tandem bench serve: " << error.to_string() << "\n";
+  throw CLI::RuntimeError(error.code == ErrorCode::kInvalidArgument ? 2 : 1);
+}
+
+std::vector<TraceRequest> make_load(const ServeFlags& flags) {
+  if (flags.trace.empty()) {
+    const size_t count = flags.requests ? flags.requests : 100;
+    return poisson_load(flags.rate, count, flags.prompt_tokens, flags.output_tokens,
+                        flags.load.seed);
+  }
+  auto trace = read_trace(flags.trace);
+  if (!trace) stop(trace.error());
+  TraceScale scale = flags.scale;
+  scale.limit = flags.requests;
+  return scale_trace(std::move(*trace), scale);
+}
+
+void serve(ServeFlags& flags) {
+  const std::vector<TraceRequest> load = make_load(flags);
+  flags.load.slo = {flags.slo_ttft_ms / 1e3, flags.slo_itl_ms / 1e3};
+  flags.load.length_scale = flags.scale.length;
+  flags.load.verify_certificate = !flags.insecure;
+  const bool terminal = isatty(STDERR_FILENO) == 1;
+  flags.load.progress = [terminal](const std::string& line) {
+    std::cerr << (terminal ? "\r\033[K" : "") << line << (terminal ? "" : "\n") << std::flush;
+  };
+  const SteadyClock clock;
+  const auto report = run_load(load, flags.load, clock);
+  if (terminal) std::cerr << "\r\033[K";
+  if (!report) stop(report.error());
+  std::cout << (flags.json ? to_json(*report) + "\n" : to_table(*report)) << std::flush;
+  if (report->completed == 0) throw CLI::RuntimeError(1);
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app) {
+  CLI::App* bench = app.add_subcommand("bench", "Measure a running cluster");
+  bench->require_subcommand(1);
+  CLI::App* command = bench->add_subcommand(
+      "serve", "Send a load to an OpenAI-compatible server and report what clients experience");
+  auto flags = std::make_shared<ServeFlags>();
+  command->add_option("--url", flags->load.url, "Server, e.g. http://127.0.0.1:8000")->required();
+  command->add_option("--api-key", flags->load.api_key, "Bearer key")->envname("TANDEM_API_KEY");
+  command->add_option("--model", flags->load.model, "Model id; default: the first listed");
+  CLI::Option* trace = command->add_option(
+      "--trace", flags->trace, "Replay an Azure (CSV) or Mooncake (JSON lines) trace");
+  command->add_option("--time-scale", flags->scale.time,
+                      "Multiplies the trace's times: 0.5 sends twice as fast")
+      ->check(CLI::Range(0.0, 1e6));
+  command->add_option("--length-scale", flags->scale.length,
+                      "Multiplies the trace's prompt and output lengths")
+      ->check(CLI::Range(1e-6, 1e3));
+  command->add_option("--max-prompt-tokens", flags->scale.max_prompt_tokens,
+                      "Cut longer prompts of the trace");
+  command->add_option("--max-output-tokens", flags->scale.max_output_tokens,
+                      "Cut longer answers of the trace");
+  command->add_option("--rate", flags->rate, "Poisson arrivals per second")
+      ->check(CLI::Range(1e-3, 1e6))
+      ->excludes(trace);
+  command->add_option("--prompt-tokens", flags->prompt_tokens, "Prompt length")
+      ->check(CLI::Range(1, 10'000'000))
+      ->excludes(trace);
+  command->add_option("--output-tokens", flags->output_tokens, "Answer length")
+      ->check(CLI::Range(1, 10'000'000))
+      ->excludes(trace);
+  command->add_option("--requests", flags->requests,
+                      "How many; default 100, or the whole trace");
+  command->add_option("--concurrency", flags->load.concurrency,
+                      "Closed loop: keep this many open and ignore due times")
+      ->check(CLI::Range(1, 100'000));
+  command->add_option("--seed", flags->load.seed, "Of arrivals and prompts");
+  command->add_option("--slo-ttft-ms", flags->slo_ttft_ms, "Goodput bound on time to first token");
+  command->add_option("--slo-itl-ms", flags->slo_itl_ms,
+                      "Goodput bound on a request's mean inter-token latency");
+  command->add_flag("--insecure", flags->insecure, "Do not verify the server's certificate");
+  command->add_flag("--json", flags->json, "Print one JSON object");
+  command->callback([flags] { serve(*flags); });
+}
+
+}  // namespace tandem::bench

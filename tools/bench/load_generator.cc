@@ -1,0 +1,307 @@
+#include "tools/bench/load_generator.h"
+
+#include <fmt/format.h>
+
+#include <boost/json.hpp>
+#include <future>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "common/net/async_http_client.h"
+#include "common/net/io_thread.h"
+#include "tools/bench/completion_stream.h"
+#include "tools/bench/prompts.h"
+
+namespace tandem::bench {
+namespace {
+
+namespace json = boost::json;
+
+// Ordinary English, tokenized by the server, gives the ids that prompts are made of.
+constexpr std::string_view kPoolText =
+    "The river had risen in the night and the ferry could not cross before noon. People waited under the "
+    "trees, counting their baskets and telling each other what the water had carried past: a door, two "
+    "chairs, a length of fence with the bells still on it. Nobody asked when the pilot would come, for he "
+    "came when the current allowed it and not before. A boy sold apples, four for a coin, and the schoolmaster "
+    "bought eight and gave them away again. By the afternoon the clouds moved east, the light turned yellow, "
+    "and somebody on the far bank began to wave a white cloth from the roof of the mill.";
+
+struct Reply {
+  int status = 0;
+  std::string body;
+};
+
+HttpHeaders request_headers(const LoadOptions& options) {
+  HttpHeaders headers{{"Content-Type", "application/json"}};
+  if (!options.api_key.empty()) headers.emplace_back("Authorization", "Bearer " + options.api_key);
+  return headers;
+}
+
+// One whole exchange, waited for. Not from the loop's thread.
+Result<json::object> call(IoThread& io, AsyncHttpClient& client, HttpCall request) {
+  struct Pending {
+    Reply reply;
+    std::promise<Status> done;
+  };
+  auto pending = std::make_shared<Pending>();
+  std::future<Status> done = pending->done.get_future();
+  const std::string what = request.method + " " + request.target;
+  io.post([&client, pending, request = std::move(request)]() mutable {
+    client.send(std::move(request),
+                {[pending](int status, const HttpHeaders&) { pending->reply.status = status; },
+                 [pending](std::string_view bytes) { pending->reply.body += bytes; },
+                 [pending](Status outcome) { pending->done.set_value(std::move(outcome)); }});
+  });
+  if (done.wait_for(std::chrono::seconds(30)) != std::future_status::ready)
+    return fail(ErrorCode::kDeadlineExceeded, what + ": no answer within 30 s", "--url");
+  TANDEM_TRY(done.get());
+  boost::system::error_code error;
+  const json::value value = json::parse(pending->reply.body, error);
+  if (pending->reply.status != 200 || error || !value.is_object()) {
+    return fail(ErrorCode::kUnavailable,
+                fmt::format("{}: HTTP {}: {:.200}", what, pending->reply.status, pending->reply.body),
+                "--url");
+  }
+  return value.get_object();
+}
+
+Result<std::string> first_model(IoThread& io, AsyncHttpClient& client, const LoadOptions& options) {
+  TANDEM_ASSIGN(const json::object models,
+                call(io, client, {"GET", "/v1/models", request_headers(options), ""}));
+  const json::value* data = models.if_contains("data");
+  if (data && data->is_array() && !data->get_array().empty()) {
+    const json::value& model = data->get_array().front();
+    if (model.is_object()) {
+      if (const json::value* id = model.get_object().if_contains("id"); id && id->is_string())
+        return std::string(id->get_string());
+    }
+  }
+  return fail(ErrorCode::kNotFound, "/v1/models lists no model: name one with --model", "--model");
+}
+
+Result<std::vector<TokenId>> token_pool(IoThread& io, AsyncHttpClient& client,
+                                        const LoadOptions& options, const std::string& model) {
+  const json::object body = {
+      {"model", model}, {"prompt", kPoolText}, {"add_special_tokens", false}};
+  TANDEM_ASSIGN(const json::object reply,
+                call(io, client,
+                     {"POST", "/tokenize", request_headers(options), json::serialize(body)}));
+  std::set<TokenId> ids;
+  if (const json::value* tokens = reply.if_contains("tokens"); tokens && tokens->is_array()) {
+    for (const json::value& id : tokens->get_array()) {
+      if (id.is_int64()) ids.insert(static_cast<TokenId>(id.get_int64()));
+    }
+  }
+  if (ids.size() < 2)
+    return fail(ErrorCode::kUnsupported, "/tokenize gave no token ids; this load needs them", "--url");
+  return std::vector<TokenId>(ids.begin(), ids.end());
+}
+
+std::string completion_body(const std::string& model, const std::vector<TokenId>& prompt,
+                            uint32_t max_tokens) {
+  std::string ids;
+  for (const TokenId id : prompt) {
+    if (!ids.empty()) ids += ',';
+    ids += std::to_string(id);
+  }
+  return fmt::format(
+      R"({{"model":{},"prompt":[{}],"max_tokens":{},"temperature":0,"ignore_eos":true,"stream":true,)"
+      R"("stream_options":{{"include_usage":true}}}})",
+      json::serialize(json::value(model)), ids, max_tokens);
+}
+
+// The run itself. Everything after begin() happens on the loop's thread.
+class Load {
+ public:
+  Load(const std::vector<TraceRequest>& load, const LoadOptions& options, const Clock& clock,
+       IoThread& io, AsyncHttpClient& client, std::string model, PromptMaker prompts)
+      : load_(load),
+        options_(options),
+        clock_(clock),
+        io_(io),
+        client_(client),
+        model_(std::move(model)),
+        prompts_(std::move(prompts)),
+        observations_(load.size()) {}
+
+  std::future<void> begin() {
+    std::future<void> done = done_.get_future();
+    io_.post([this] {
+      start_ = clock_.now();
+      last_end_ = start_;
+      if (options_.progress) progress_ = io_.every(std::chrono::seconds(1), [this] { report(); });
+      pump();
+    });
+    return done;
+  }
+
+  // On the loop's thread.
+  void end() {
+    progress_.reset();
+    timer_.reset();
+  }
+
+  [[nodiscard]] Report report_of() const {
+    return summarize(observations_, to_seconds(last_end_ - start_), options_.slo);
+  }
+
+ private:
+  struct Open {
+    size_t index = 0;
+    TimePoint due;
+    TimePoint last_text;
+    int status = 0;
+    bool text_seen = false;
+    std::string error_body;
+    CompletionStream stream;
+  };
+
+  void pump() {
+    while (next_ < load_.size()) {
+      const TimePoint now = clock_.now();
+      if (options_.concurrency) {
+        if (open_ >= options_.concurrency) return;
+        start_request(now);
+        continue;
+      }
+      const TimePoint due = start_ + from_seconds(load_[next_].at_seconds);
+      if (due > now) {
+        timer_ = io_.after(due - now, [this] { pump(); });
+        return;
+      }
+      start_request(due);
+    }
+  }
+
+  void start_request(TimePoint due) {
+    const size_t index = next_++;
+    Observation& seen = observations_[index];
+    seen.lateness = to_seconds(clock_.now() - due);
+    if (open_ >= options_.max_open) {
+      seen.error = "client limit";
+      finish_one();
+      return;
+    }
+    ++open_;
+    auto open = std::make_shared<Open>();
+    open->index = index;
+    open->due = due;
+    HttpCall request{"POST", "/v1/completions", request_headers(options_),
+                     completion_body(model_, prompts_.make(load_[index], index),
+                                     load_[index].output_tokens)};
+    client_.send(std::move(request),
+                 {[open](int status, const HttpHeaders&) { open->status = status; },
+                  [this, open](std::string_view bytes) { data(*open, bytes); },
+                  [this, open](const Status& outcome) { closed(*open, outcome); }});
+  }
+
+  void data(Open& open, std::string_view bytes) {
+    if (open.status != 200) {
+      if (open.error_body.size() < 4096) open.error_body += bytes;
+      return;
+    }
+    const size_t events = open.stream.feed(bytes);
+    if (events == 0) return;
+    const TimePoint now = clock_.now();
+    Observation& seen = observations_[open.index];
+    size_t gaps = events;
+    if (!open.text_seen) {
+      open.text_seen = true;
+      seen.ttft = to_seconds(now - open.due);
+      --gaps;
+    } else {
+      seen.gaps.push_back(to_seconds(now - open.last_text));
+      --gaps;
+    }
+    // Events that came in one read have no gap that we could see.
+    seen.gaps.insert(seen.gaps.end(), gaps, 0.0);
+    open.last_text = now;
+  }
+
+  void closed(Open& open, const Status& outcome) {
+    Observation& seen = observations_[open.index];
+    last_end_ = clock_.now();
+    seen.e2e = to_seconds(last_end_ - open.due);
+    seen.prompt_tokens = open.stream.prompt_tokens();
+    seen.output_tokens = open.stream.output_tokens();
+    seen.cached_tokens = open.stream.cached_tokens();
+    if (!outcome) {
+      seen.error = outcome.error().to_string();
+    } else if (open.status != 200) {
+      seen.error = fmt::format("http {}", open.status);
+    } else if (!open.stream.error().empty()) {
+      seen.error = "error event: " + open.stream.error();
+    } else if (!open.stream.done()) {
+      seen.error = "stream ended without [DONE]";
+    } else {
+      seen.completed = true;
+    }
+    --open_;
+    finish_one();
+    if (options_.concurrency) pump();
+  }
+
+  void finish_one() {
+    if (++finished_ == load_.size()) done_.set_value();
+  }
+
+  void report() {
+    size_t failed = 0;
+    for (const Observation& o : observations_) failed += o.error.empty() ? 0 : 1;
+    options_.progress(fmt::format("{:6.0f} s  {} of {} sent, {} open, {} ended, {} failed",
+                                  to_seconds(clock_.now() - start_), next_, load_.size(), open_,
+                                  finished_, failed));
+  }
+
+  const std::vector<TraceRequest>& load_;
+  const LoadOptions& options_;
+  const Clock& clock_;
+  IoThread& io_;
+  AsyncHttpClient& client_;
+  const std::string model_;
+  const PromptMaker prompts_;
+  std::vector<Observation> observations_;
+  std::promise<void> done_;
+  std::unique_ptr<IoThread::Timer> progress_;
+  std::unique_ptr<IoThread::Timer> timer_;
+  TimePoint start_;
+  TimePoint last_end_;
+  size_t next_ = 0;
+  size_t open_ = 0;
+  size_t finished_ = 0;
+};
+
+}  // namespace
+
+Result<Report> run_load(const std::vector<TraceRequest>& load, const LoadOptions& options,
+                        const Clock& clock) {
+  if (load.empty()) return fail(ErrorCode::kInvalidArgument, "nothing to send");
+  IoThread io("bench");
+  AsyncHttpOptions http;
+  http.silence_timeout = options.request_timeout;
+  http.verify_certificate = options.verify_certificate;
+  TANDEM_ASSIGN(auto client, AsyncHttpClient::create(io, options.url, http));
+  io.start();
+  const auto prepare = [&]() -> Result<std::pair<std::string, PromptMaker>> {
+    std::string model = options.model;
+    if (model.empty()) {
+      TANDEM_ASSIGN(model, first_model(io, *client, options));
+    }
+    TANDEM_ASSIGN(std::vector<TokenId> pool, token_pool(io, *client, options, model));
+    return std::pair(model, PromptMaker(std::move(pool), options.seed, options.length_scale));
+  };
+  auto prepared = prepare();
+  if (!prepared) {
+    io.stop();
+    return fail(std::move(prepared).error());
+  }
+  Load run(load, options, clock, io, *client, std::move(prepared->first),
+           std::move(prepared->second));
+  run.begin().wait();
+  io.stop();
+  run.end();
+  return run.report_of();
+}
+
+}  // namespace tandem::bench
