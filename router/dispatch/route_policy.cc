@@ -1,0 +1,151 @@
+#include "router/dispatch/route_policy.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace tandem::router {
+
+namespace {
+
+constexpr double kUnknownPrefillRate = 1000;  // tokens per second, until a node has reported
+// A prompt prefilled on a decode node holds up the answers that run there; a factor on its time.
+constexpr double kLocalPrefillPenalty = 2;
+
+bool can_hold(const NodeView& node, const RouteQuery& q) {
+  const uint64_t tokens = uint64_t{q.prompt_tokens} + q.predicted_new_tokens;
+  return node.usable && node.max_context >= q.prompt_tokens && node.free_blocks >= blocks_for(tokens) &&
+         node.open_requests < node.max_sequences + q.decode_queue;
+}
+
+// Past the deadline a node may queue the request itself, as long as it could ever hold it.
+bool can_queue(const NodeView& node, const RouteQuery& q) {
+  return node.usable && node.max_context >= q.prompt_tokens &&
+         node.total_blocks >= blocks_for(uint64_t{q.prompt_tokens} + 1) &&
+         node.open_requests < node.max_sequences + q.decode_queue;
+}
+
+bool can_prefill(const NodeView& node, const RouteQuery& q) {
+  return node.usable && node.max_context >= q.prompt_tokens &&
+         (node.open_prefill_tokens == 0 || node.open_prefill_tokens < node.max_batch_tokens);
+}
+
+double uncached(const NodeView& node, const RouteQuery& q) {
+  return static_cast<double>(q.prompt_tokens - std::min(q.prompt_tokens, node.cached_tokens));
+}
+
+double rate_of(const NodeView& node) {
+  return node.prefill_rate > 0 ? node.prefill_rate : kUnknownPrefillRate;
+}
+
+double prefill_finish(const NodeView& node, const RouteQuery& q) {
+  return (static_cast<double>(node.open_prefill_tokens) + uncached(node, q)) / rate_of(node);
+}
+
+double decode_finish(const NodeView& node, const RouteQuery& q) {
+  const double l = q.prompt_tokens;
+  const double n = q.predicted_new_tokens;
+  double seconds = std::max(0.0, node.decode_a * l + node.decode_b * n);
+  seconds += node.step_slope * n * node.open_requests;
+  if (node.open_requests >= node.max_sequences) {  // waits for a place: a share of an answer's time
+    const double ahead = node.open_requests - node.max_sequences + 1;
+    seconds += ahead * std::max(node.decode_b * n, 1e-6) / std::max(1U, node.max_sequences);
+  }
+  // Cached blocks need not be sent or stored again; free room breaks ties.
+  seconds -= 1e-5 * std::min(q.prompt_tokens, node.cached_tokens);
+  const double fill = node.total_blocks == 0 ? 0 : 1.0 - double(node.free_blocks) / node.total_blocks;
+  return seconds + 1e-4 * fill + 1e-4 * node.open_requests;
+}
+
+template <typename Cost>
+std::optional<size_t> cheapest(std::span<const NodeView> nodes, const RouteQuery& q,
+                               bool (*eligible)(const NodeView&, const RouteQuery&), Cost&& cost) {
+  std::optional<size_t> best;
+  double least = std::numeric_limits<double>::infinity();
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    if (!eligible(nodes[i], q)) continue;
+    const double c = cost(nodes[i], q);
+    if (c < least) {
+      least = c;
+      best = i;
+    }
+  }
+  return best;
+}
+
+bool any_usable(std::span<const NodeView> nodes, const RouteQuery& q) {
+  return std::any_of(nodes.begin(), nodes.end(), [&](const NodeView& n) {
+    return n.usable && n.max_context >= q.prompt_tokens;
+  });
+}
+
+// Seconds until a prompt prefilled on the decode node itself has its first token.
+double local_finish(const NodeView& node, const RouteQuery& q, std::span<const NodeView> prefill) {
+  double rate = node.prefill_rate;
+  if (rate <= 0) {
+    for (const NodeView& p : prefill) rate = std::max(rate, rate_of(p) / 2);
+    if (rate <= 0) rate = kUnknownPrefillRate / 2;
+  }
+  return kLocalPrefillPenalty *
+         (uncached(node, q) + static_cast<double>(node.open_prefill_tokens)) / rate;
+}
+
+}  // namespace
+
+Route PredictedFinishPolicy::choose(const RouteQuery& q, std::span<const NodeView> prefill,
+                                    std::span<const NodeView> decode) const {
+  if (q.force_local) {
+    auto d = cheapest(decode, q, can_hold, decode_finish);
+    if (!d) d = cheapest(decode, q, can_queue, decode_finish);
+    if (d) return {RouteKind::kLocalForced, 0, *d};
+    return {};
+  }
+  const std::optional<size_t> p = cheapest(prefill, q, can_prefill, prefill_finish);
+  const bool prefill_exists = any_usable(prefill, q);
+  if (q.max_new_tokens <= 1 && prefill_exists) {
+    if (p) return {RouteKind::kPrefillOnly, *p, 0};
+    return {};
+  }
+  const std::optional<size_t> d = cheapest(decode, q, can_hold, decode_finish);
+  if (!d) return {};
+  if (!prefill_exists) return {RouteKind::kLocalOnly, 0, *d};
+  if (uncached(decode[*d], q) < q.local_prefill_below) return {RouteKind::kLocalShort, 0, *d};
+  // The nearest prefill node that exists, busy or not: waiting for it is a choice, too.
+  const auto any = cheapest(
+      prefill, q,
+      [](const NodeView& n, const RouteQuery& r) { return n.usable && n.max_context >= r.prompt_tokens; },
+      prefill_finish);
+  if (q.local_prefill_below > 0 &&
+      local_finish(decode[*d], q, prefill) < prefill_finish(prefill[*any], q)) {
+    return {RouteKind::kLocalSooner, 0, *d};
+  }
+  if (!p) return {};
+  return {RouteKind::kRemote, *p, *d};
+}
+
+Route RoundRobinPolicy::choose(const RouteQuery& q, std::span<const NodeView> prefill,
+                               std::span<const NodeView> decode) const {
+  auto turn = [&](std::span<const NodeView> nodes, auto eligible) -> std::optional<size_t> {
+    for (size_t i = 0; i < nodes.size(); ++i) {
+      const size_t at = (q.sequence + i) % nodes.size();
+      if (eligible(nodes[at], q)) return at;
+    }
+    return std::nullopt;
+  };
+  if (q.force_local) {
+    if (auto d = turn(decode, can_queue)) return {RouteKind::kLocalForced, 0, *d};
+    return {};
+  }
+  const std::optional<size_t> p = turn(prefill, can_prefill);
+  if (q.max_new_tokens <= 1 && any_usable(prefill, q)) {
+    if (p) return {RouteKind::kPrefillOnly, *p, 0};
+    return {};
+  }
+  const std::optional<size_t> d = turn(decode, can_hold);
+  if (!d) return {};
+  if (!any_usable(prefill, q)) return {RouteKind::kLocalOnly, 0, *d};
+  if (uncached(decode[*d], q) < q.local_prefill_below) return {RouteKind::kLocalShort, 0, *d};
+  if (!p) return {};
+  return {RouteKind::kRemote, *p, *d};
+}
+
+}  // namespace tandem::router
