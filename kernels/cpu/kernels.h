@@ -30,7 +30,9 @@ inline constexpr int kValueGroup = 32;     // channels per scale in four-bit val
 
 // c[r][16*p + i] = sum over k of x[r][k] * panel p's output i, summed in the order of k.
 struct LinearTask {
-  const void* x = nullptr;  // float, or bf16 padded to an even count (LinearKernels::bf16_activations)
+  // float, or bf16 (LinearKernels::bf16_activations). For bf16 weights rows are padded to an even
+  // count with a zero.
+  const void* x = nullptr;
   int64_t x_stride = 0;     // elements from row to row
   int64_t rows = 0;
   const void* panels = nullptr;
@@ -143,5 +145,17 @@ extern const RowKernels kRowsReference;
 extern const PackKernels kPackReference;
 extern const KvKernels kKvReference;
 extern const AttentionKernels kAttentionReference;
+
+extern const LinearKernels kLinearAvx2;
+extern const RowKernels kRowsAvx2;
+extern const PackKernels kPackAvx2;
+extern const KvKernels kKvAvx2;
+extern const AttentionKernels kAttentionAvx2;
+
+extern const LinearKernels kLinearAvx512;
+extern const RowKernels kRowsAvx512;
+extern const AttentionKernels kAttentionAvx512;
+
+extern const LinearKernels kLinearAvx512Bf16;
 
 }  // namespace tandem::cpu

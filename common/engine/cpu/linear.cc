@@ -31,7 +31,8 @@ bool LinearRunner::rounds(const CpuLinear& weight) const {
 // Rows start on cache lines.
 size_t LinearRunner::row_bytes(const CpuLinear& weight) const {
   const auto in = static_cast<size_t>(weight.in);
-  const size_t bytes = rounds(weight) ? (in + 1) / 2 * 4 : in * sizeof(float);
+  const size_t padded = (in + 1) / 2 * 2;
+  const size_t bytes = padded * (rounds(weight) ? sizeof(uint16_t) : sizeof(float));
   return (bytes + 63) / 64 * 64;
 }
 
@@ -47,7 +48,10 @@ void LinearRunner::prepare(const LinearInput& in, int64_t row, const CpuLinear& 
   } else if (!round) {
     std::copy_n(x, weight.in, reinterpret_cast<float*>(to));
   }
-  if (round) kernels_.rows.round_to_bf16(x, weight.in, reinterpret_cast<uint16_t*>(to));
+  if (round)
+    kernels_.rows.round_to_bf16(x, weight.in, reinterpret_cast<uint16_t*>(to));
+  else if (weight.in % 2 != 0)
+    reinterpret_cast<float*>(to)[weight.in] = 0;
 }
 
 void LinearRunner::run(int64_t rows, const LinearInput& in, const CpuLinear& weight,
@@ -90,7 +94,8 @@ void LinearRunner::run_narrow(int64_t rows, const LinearInput& in, const CpuLine
 void LinearRunner::run_wide(int64_t rows, const LinearInput& in, const CpuLinear& weight,
                             const LinearOutput& out) {
   Activations a{in.x, in.stride};
-  if (rounds(weight) || in.norm != nullptr || !in.rows.empty()) {
+  const bool pads = weight.type == DType::kBf16 && weight.in % 2 != 0;
+  if (rounds(weight) || in.norm != nullptr || !in.rows.empty() || pads) {
     const size_t bytes = row_bytes(weight);
     activations_.resize(std::max(activations_.size(), bytes * static_cast<size_t>(rows)));
     pool_.split(rows, 4, [&](uint32_t thread, int64_t begin, int64_t end) {
