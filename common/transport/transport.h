@@ -25,20 +25,26 @@ namespace tandem::transport {
 //             cancel_send(id)     tells the receiver, then on_send_failed(kCancelled)
 //
 // Both sides may be called from any thread; calls return at once. Events arrive on the transport's own
-// thread: handlers post to their owner and return. Every transfer that was opened ends in exactly
-// one event, within its deadline. "Could not post" reaches the other side as an error frame.
+// thread: handlers post to their owner and return; they may call back into the transport. Every
+// transfer that was opened ends in exactly one event, within its deadline. A post that fails ends
+// its transfer: the receiver gets an error frame and on_send_failed follows with the same error.
+//
+// A sender's transfer ends well only once the receiver has acknowledged every page and the commit. A
+// receiver that refuses a frame says why, and those words reach on_send_failed.
 
 // Where a layer's pages go, in the receiver's pool.
 struct ReceivePlan {
-  TransferId id;
-  Generation sender;              // frames of another generation are dropped and counted
-  kv::KvLayout layout;            // the pool's; a frame of another layout fails the transfer
+  TransferId id = {};
+  Generation sender = {};         // frames of another generation are dropped and counted
+  kv::KvLayout layout = {};       // the pool's; a frame of another layout fails the transfer
   // destination(layer, i) of page i (0 .. pages-1): block i of the transfer. `pages` counts full
   // blocks, and the tail (see below) comes on top. The memory outlives close_receive().
-  std::function<std::span<std::byte>(uint32_t layer, uint32_t page)> destination;
+  // Called on the transport's thread under its lock: it must not call back. Bytes are verified before
+  // they are written.
+  std::function<std::span<std::byte>(uint32_t layer, uint32_t page)> destination = {};
   uint32_t pages = 0;
   // Layouts with needs_tail(): the last, open page comes as one more page in tail_layout() format.
-  std::function<std::span<std::byte>(uint32_t layer)> tail_destination;  // empty: no tail expected
+  std::function<std::span<std::byte>(uint32_t layer)> tail_destination = {};  // empty: no tail
   Duration deadline{};            // from open_receive
 };
 
@@ -49,10 +55,10 @@ struct ReceiveStats {
 };
 
 struct SendSpec {
-  TransferId id;
-  Generation receiver;
-  std::string address;            // the receiver's address()
-  kv::KvLayout layout;
+  TransferId id = {};
+  Generation receiver = {};
+  std::string address = {};       // the receiver's address()
+  kv::KvLayout layout = {};
   uint32_t pages = 0;             // full pages per layer to send
   bool tail = false;
   Duration deadline{};
@@ -88,9 +94,23 @@ struct TransportCounters {
   uint64_t transfers_expired = 0;
 };
 
+struct TransportLimits {
+  size_t max_sends = 256;           // open at once
+  size_t max_receives = 1024;       // open at once
+  size_t max_queued_frames = 4096;  // posted and not yet handed to the wire
+};
+
+// What every transport needs. Clock and events outlive the transport.
+struct TransportDeps {
+  Generation self = {};  // this process's; never 0
+  const Clock& clock;
+  TransportEvents& events;
+  TransportLimits limits = {};
+};
+
 class Transport {
  public:
-  virtual ~Transport() = default;
+  virtual ~Transport() = default;  // no event after; open transfers end silently
 
   [[nodiscard]] virtual std::string_view name() const = 0;    // "inproc", "ucx"
   // What is really in use, e.g. "ucx 1.13.1: posix, cma, tcp". For logs, metrics and the handshake.
@@ -99,8 +119,9 @@ class Transport {
   [[nodiscard]] virtual std::string address() const = 0;
 
   [[nodiscard]] virtual Status open_receive(ReceivePlan plan) = 0;
-  // Returns once no further byte will be written to the plan's pages (bounded by one frame's copy). No event follows.
-  // Unknown ids are fine: closing is idempotent.
+  // Returns once no further byte will be written to the plan's pages (bounded by one frame's copy). No
+  // event starts after it returned. Unknown ids are fine: closing is idempotent. Later frames of
+  // this transfer are refused, which ends it at the sender.
   virtual void close_receive(TransferId id) = 0;
   // Drops every open receive of that sender (each ends in on_receive_failed) and all its later frames.
   virtual void fence(Generation sender) = 0;
@@ -109,7 +130,7 @@ class Transport {
   // is asynchronous and fails through on_send_failed.
   [[nodiscard]] virtual Status open_send(const SendSpec& spec) = 0;
   // Pages first_page .. of one layer, each layout.page_bytes() long. Memory must stay unchanged until
-  // the transfer's final event. One call becomes one or more frames of at most kMaxFramePages pages.
+  // the transfer's final event. One call becomes one or more frames (frames.h says of what size).
   [[nodiscard]] virtual Status post_pages(TransferId id, uint32_t layer, uint32_t first_page,
                                           std::span<const std::span<const std::byte>> pages) = 0;
   [[nodiscard]] virtual Status post_tail(TransferId id, uint32_t layer,
