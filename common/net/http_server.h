@@ -37,7 +37,8 @@ class HttpResponder {
   void abort() const;
 
   // Called once, on the connection's thread, if the client leaves before the answer is complete (at
-  // once if it has left already). Not called after finish() or respond(). Replaces an earlier one.
+  // once, by this call, if it has left already). Not called after finish() or respond(). Replaces an
+  // earlier one. It must not own a HttpResponder of this request, which would then never end.
   void on_disconnect(std::function<void()> callback) const;
   [[nodiscard]] bool disconnected() const;
 
@@ -62,7 +63,9 @@ struct HttpServerDeps {
 // Parses and limits what comes in (headers, bodies, time, connections), answers bad requests itself
 // in OpenAI's error shape, answers CORS preflights, adds CORS headers, and hands the rest to the handler.
 //
-// create() -> (running) -> drain() -> stop(). The handler outlives the server.
+// create() -> (running) -> drain() -> stop(), from any thread but the server's own (so never within a
+// handler). What the handler refers to outlives the server. A client that shuts its sending side counts
+// as gone, as with nginx: it cannot be told from one that left.
 class HttpServer {
  public:
   // Errors: kIo (address in use, …), kConfig (bad host, bad certificate or key, both named).

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/net/http_message.h"
+
+namespace tandem {
+
+// What an exchange needs of its connection; called on the connection's thread.
+class ExchangeOwner {
+ public:
+  virtual ~ExchangeOwner() = default;
+  virtual void wake() = 0;
+};
+
+// The meeting point of a request's handler (any thread) and its connection (its own thread).
+class HttpExchange : public std::enable_shared_from_this<HttpExchange> {
+ public:
+  HttpExchange(boost::asio::io_context::executor_type executor, std::weak_ptr<ExchangeOwner> owner);
+
+  // Handler's side; see HttpResponder.
+  bool respond(HttpResponse response);
+  bool start_stream(int status, std::string content_type, HttpHeaders headers);
+  bool write(std::string piece, size_t max_queued);
+  void finish();
+  void abort();
+  void on_disconnect(std::function<void()> callback);
+  [[nodiscard]] bool disconnected() const;
+  void abandoned();  // no handle is left
+
+  // Connection's side.
+  struct Work {
+    std::optional<HttpResponse> head;  // once; its body is whole unless streaming
+    bool streaming = false;
+    std::vector<std::string> pieces;
+    bool finished = false;
+    bool aborted = false;
+  };
+  Work take();
+  void written(size_t bytes);  // of pieces
+  void disconnect();
+
+ private:
+  enum class State : uint8_t { kOpen, kStreaming, kFinished };
+  void wake_locked();
+
+  const boost::asio::io_context::executor_type executor_;
+  const std::weak_ptr<ExchangeOwner> owner_;
+  mutable std::mutex mutex_;
+  // Everything below under mutex_.
+  State state_ = State::kOpen;
+  bool gone_ = false;
+  bool woken_ = false;  // a wake is on its way
+  size_t queued_bytes_ = 0;
+  Work work_;
+  std::function<void()> on_disconnect_;
+};
+
+}  // namespace tandem

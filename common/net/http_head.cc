@@ -1,0 +1,99 @@
+#include "common/net/http_head.h"
+
+#include <algorithm>
+
+#include "common/base/utf8.h"
+#include "common/net/gate.h"
+
+namespace tandem {
+namespace {
+
+bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
+
+void append_header(std::string& out, std::string_view name, std::string_view value) {
+  const size_t start = out.size();
+  out += name;
+  out += ": ";
+  out += value;
+  std::replace_if(out.begin() + static_cast<std::ptrdiff_t>(start), out.end(), is_control, ' ');
+  out += "\r\n";
+}
+
+}  // namespace
+
+bool parse_target(std::string_view target, HttpRequest& request) {
+  if (target == "*") {
+    request.path = "*";
+    return request.method == "OPTIONS";
+  }
+  // Absolute form, as proxies get it (RFC 9112 section 3.2.2).
+  if (!target.starts_with('/')) {
+    const size_t scheme = target.find("://");
+    if (scheme == std::string_view::npos) return false;
+    const std::string_view name = target.substr(0, scheme);
+    if (!equal_ignoring_case(name, "http") && !equal_ignoring_case(name, "https")) return false;
+    target.remove_prefix(scheme + 3);
+    const size_t end = target.find_first_of("/?");
+    if (end == 0) return false;
+    target = end == std::string_view::npos ? std::string_view("/") : target.substr(end);
+  }
+  if (target.find('#') != std::string_view::npos) return false;
+  const size_t question = std::min(target.find('?'), target.size());
+  request.query = target.substr(std::min(question + 1, target.size()));
+  const auto path = percent_decode(target.substr(0, question));
+  if (!path || std::any_of(path->begin(), path->end(), is_control) || !is_valid_utf8(*path)) {
+    return false;
+  }
+  request.path = path->empty() ? "/" : *path;
+  return true;
+}
+
+bool is_request_id(std::string_view id) {
+  constexpr size_t kLongest = 128;
+  return !id.empty() && id.size() <= kLongest && std::all_of(id.begin(), id.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+           c == '_' || c == '.';
+  });
+}
+
+std::string new_request_id() {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string id = "req-";
+  for (const char byte : random_bytes(8)) {
+    const auto value = static_cast<unsigned char>(byte);
+    id += kDigits[value >> 4];
+    id += kDigits[value & 15];
+  }
+  return id;
+}
+
+std::string build_head(const HttpResponse& response, const HttpHeaders& more,
+                       const HeadOptions& options) {
+  std::string out;
+  out.reserve(384);
+  out += "HTTP/1.1 ";
+  out += std::to_string(response.status);
+  out += ' ';
+  out += reason_phrase(response.status);
+  out += "\r\nServer: tandem\r\n";
+  out += options.date_line;
+  const bool bodiless = response.status == 204 || response.status == 304;
+  if (!bodiless) append_header(out, "Content-Type", response.content_type);
+  if (options.chunked) {
+    out += "Transfer-Encoding: chunked\r\n";
+  } else if (options.has_length && !bodiless) {
+    out += "Content-Length: " + std::to_string(options.content_length) + "\r\n";
+  }
+  if (!options.request_id.empty()) append_header(out, "X-Request-Id", options.request_id);
+  for (const auto& [name, value] : response.headers) append_header(out, name, value);
+  for (const auto& [name, value] : more) append_header(out, name, value);
+  if (!options.keep_alive) {
+    out += "Connection: close\r\n";
+  } else if (options.http10) {
+    out += "Connection: keep-alive\r\n";
+  }
+  out += "\r\n";
+  return out;
+}
+
+}  // namespace tandem
