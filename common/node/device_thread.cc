@@ -1,0 +1,100 @@
+#include "common/node/device_thread.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <exception>
+#include <future>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "common/base/bounded_queue.h"
+
+namespace tandem::node {
+namespace {
+
+// Waking up this often while idle is only a bound on how long stop() can take to be noticed.
+constexpr Duration kIdleWait = std::chrono::seconds(1);
+
+// Engines report errors as values; what still throws (allocation) must not end the process.
+Result<std::vector<engine::SequenceOutput>> run_guarded(const StepFunction& step,
+                                                        const StepJob& job) {
+  try {
+    return step(job.sequences, job.hook);
+  } catch (const std::bad_alloc&) {
+    return fail(ErrorCode::kResourceExhausted, "out of memory in an engine step");
+  } catch (const std::exception& e) {
+    return fail(ErrorCode::kInternal, std::string("engine step threw: ") + e.what());
+  }
+}
+
+Result<StepFunction> make_guarded(const DeviceThread::Factory& factory) {
+  try {
+    return factory();
+  } catch (const std::exception& e) {
+    return fail(ErrorCode::kInternal, std::string("engine start threw: ") + e.what());
+  }
+}
+
+}  // namespace
+
+struct DeviceThread::State {
+  State(const Clock& c, Sink s) : clock(c), sink(std::move(s)) {}
+
+  void run(const Factory& factory, std::promise<Status> started) {
+    pthread_setname_np(pthread_self(), "tandem-device");
+    auto step = make_guarded(factory);
+    if (!step) {
+      started.set_value(fail(std::move(step).error()));
+      return;
+    }
+    started.set_value({});
+    while (!queue.closed()) {
+      auto job = queue.pop(kIdleWait);
+      if (!job) continue;
+      StepResult result{.id = job->id, .outputs = {}, .started = clock.now(), .finished = {}};
+      result.outputs = run_guarded(*step, *job);
+      result.finished = clock.now();
+      open.store(false, std::memory_order_release);
+      sink(std::move(result));
+    }
+  }
+
+  const Clock& clock;
+  Sink sink;
+  BoundedQueue<StepJob> queue{1};
+  std::atomic<bool> open{false};
+  std::thread thread;
+};
+
+DeviceThread::DeviceThread(const Clock& clock, Sink sink)
+    : state_(std::make_unique<State>(clock, std::move(sink))) {}
+
+DeviceThread::~DeviceThread() { stop(); }
+
+Status DeviceThread::start(Factory factory) {
+  std::promise<Status> started;
+  auto outcome = started.get_future();
+  state_->thread = std::thread(
+      [state = state_.get(), factory = std::move(factory), started = std::move(started)]() mutable {
+        state->run(factory, std::move(started));
+      });
+  auto status = outcome.get();
+  if (!status) stop();
+  return status;
+}
+
+void DeviceThread::stop() {
+  state_->queue.close();
+  if (state_->thread.joinable()) state_->thread.join();
+}
+
+bool DeviceThread::submit(StepJob job) {
+  if (state_->open.exchange(true, std::memory_order_acq_rel)) return false;
+  if (state_->queue.try_push(std::move(job))) return true;
+  state_->open.store(false, std::memory_order_release);
+  return false;
+}
+
+}  // namespace tandem::node
