@@ -1,0 +1,63 @@
+#include "decode_node/decode_metrics.h"
+
+namespace tandem::decode {
+
+DecodeMetrics::DecodeMetrics(MetricsRegistry& r)
+    : kv_(r, "decode"),
+      open_reservations_(r.gauge("tandem_decode_open_reservations", "Leases on KV blocks")),
+      prefilling_(r.gauge("tandem_decode_prefilling_requests",
+                          "Requests that wait for, or are in, a prefill on this node")),
+      ready_(r.gauge("tandem_decode_ready_requests",
+                     "Requests in the decode queue or generating")),
+      queue_wait_(r.histogram("tandem_decode_queue_wait_seconds",
+                              "Time a request was ready but not in a step's batch, at its end",
+                              kLatencyBuckets)),
+      step_seconds_(r.histogram("tandem_decode_step_seconds", "Duration of one forward pass",
+                                kShortLatencyBuckets)),
+      step_sequences_(r.histogram("tandem_decode_batch_requests",
+                                  "Requests that one forward pass generates a token for",
+                                  kCountBuckets)),
+      handover_seconds_(r.histogram("tandem_decode_transfer_seconds",
+                                    "From a reservation to the request's place in the decode queue",
+                                    kLatencyBuckets)),
+      tokens_(r.counter("tandem_decode_tokens_total", "Tokens generated")),
+      prefill_tokens_(r.counter("tandem_decode_prefill_tokens_total",
+                                "Tokens prefilled on this node, recomputed ones included")),
+      received_bytes_(r.counter("tandem_decode_transfer_wire_bytes_total",
+                                "KV received, as it came over the wire")),
+      leases_expired_(r.counter("tandem_decode_leases_expired_total",
+                                "Reservations whose KV did not arrive in time")),
+      fenced_(r.counter("tandem_decode_generations_fenced_total",
+                        "Prefill nodes that went away and may write no more")),
+      commits_rejected_(r.counter("tandem_decode_commits_rejected_total",
+                                  "Transfers whose commit frame contradicted the reservation")),
+      duplicates_(r.counter("tandem_decode_duplicate_messages_total",
+                            "Messages ignored because they had come before")),
+      failed_steps_(r.counter("tandem_decode_failed_steps_total", "Forward passes that failed")),
+      preemptions_(r.counter("tandem_decode_preemptions_total",
+                             "Requests that gave up their KV blocks to others")),
+      reservations_(r.counters("tandem_decode_reservations_total", "Reservations by outcome",
+                               {Label{"outcome", {}}})),
+      ended_(r.counters("tandem_decode_requests_total", "Requests by outcome",
+                        {Label{"outcome", {}}})) {}
+
+void DecodeMetrics::state(size_t reserved, size_t prefilling, size_t ready,
+                          const node::KvUsage& usage) {
+  open_reservations_.set(static_cast<double>(reserved));
+  prefilling_.set(static_cast<double>(prefilling));
+  ready_.set(static_cast<double>(ready));
+  kv_.usage(usage);
+}
+
+void DecodeMetrics::admitted(const transport::ReceiveStats& stats, Duration took) {
+  handover_seconds_.observe(to_seconds(took));
+  received_bytes_.add(static_cast<double>(stats.wire_bytes));
+}
+
+void DecodeMetrics::step(uint32_t decode_rows, uint32_t prefill_rows, Duration took) {
+  step_seconds_.observe(to_seconds(took));
+  if (decode_rows > 0) step_sequences_.observe(decode_rows);
+  prefill_tokens_.add(prefill_rows);
+}
+
+}  // namespace tandem::decode

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "common/kv/reservations.h"
+#include "common/node/handover.h"
+#include "common/node/rate.h"
+#include "common/node/recent_ids.h"
+#include "decode_node/decode_metrics.h"
+#include "decode_node/decode_scheduler.h"
+#include "decode_node/sequence.h"
+
+namespace tandem::decode {
+
+// Insides of DecodeScheduler; control thread only. Requests, leases and transfers are in
+// decode_scheduler.cc, admission and preemption in decode_blocks.cc, steps in decode_steps.cc.
+struct DecodeScheduler::State {
+  State(Deps d, const DecodeOptions& o);
+
+  // ---- requests
+  void reserve(const control::Reserve& message);
+  [[nodiscard]] Result<Sequence*> try_reserve(const control::Reserve& message);
+  void answer_reserve(const control::Reserve& message, const Result<Sequence*>& outcome);
+  [[nodiscard]] Status open_receive(const Sequence& sequence);
+  void generate(const control::Generate& message);
+  [[nodiscard]] Status check_new(RequestId request, TransferId transfer) const;
+  void cancel(const control::Cancel& message);
+  void peer_gone(const control::PeerGone& message);
+  void received(TransferId id, const std::string& commit, const transport::ReceiveStats& stats);
+  [[nodiscard]] Result<control::Commit> check_commit(const Sequence& sequence,
+                                                     const std::string& bytes) const;
+  void receive_failed(TransferId id, const Error& error);
+  enum class Report : uint8_t { kYes, kNo };
+  // Frees everything of the request: at once, or when the step that uses it ends.
+  void fail(Sequence& sequence, const Error& error, Report report);
+  void report_failure(RequestId request, TransferId transfer, const Error& error);
+  void retire(Sequence& sequence, std::string_view outcome);
+  void end_reservation(TransferId id);
+  void sweep_leases();
+  void drop_dead();
+  [[nodiscard]] Sequence* find(RequestId request) const;
+  [[nodiscard]] Sequence* find(TransferId transfer) const;  // reserved ones only
+
+  // ---- blocks
+  // Blocks that requests already taken in are still predicted to need.
+  [[nodiscard]] uint32_t committed_blocks() const;
+  [[nodiscard]] uint32_t predicted_blocks(const node::Task& task) const;
+  [[nodiscard]] Status check_capacity(const node::Task& task) const;
+  void admit_waiting();
+  [[nodiscard]] bool grow(Sequence& sequence, const std::vector<Sequence*>& ranked);
+  void preempt(Sequence& sequence);
+  void publish(Sequence& sequence);
+  [[nodiscard]] size_t held_blocks(const Sequence& sequence) const;
+
+  // ---- steps
+  void start_step();
+  // Holders of blocks that no lease protects, most deserving first.
+  [[nodiscard]] std::vector<Sequence*> ranked_holders() const;
+  [[nodiscard]] std::vector<Sequence*> decode_rows();
+  [[nodiscard]] std::vector<Sequence*> prefilling() const;
+  void add_to_step(node::StepJob& step, Sequence& sequence, uint32_t rows);
+  void finish_step(node::StepResult result);
+  void apply(Sequence& sequence, engine::SequenceOutput output, control::Tokens& tokens);
+  void draw(Sequence& sequence, const engine::SampledToken& token, control::TokenRun& run);
+  void make_ready(Sequence& sequence);
+  void report_admitted(const Sequence& sequence);
+
+  void update_gauges();
+
+  Deps deps;
+  DecodeOptions options;
+  std::vector<std::unique_ptr<Sequence>> sequences;  // in order of arrival
+  kv::Reservations reservations;             // blocks of the reserved ones
+  std::unordered_map<TransferId, Sequence*> reserved;
+  node::RecentIds ended;           // (request, transfer)
+  node::RecentIds fenced;          // (generation, 0)
+  uint64_t next_arrival = 1;
+  uint64_t next_step = 1;
+  uint64_t open_step = 0;  // 0: none
+  std::vector<Sequence*> stepping;
+  uint64_t session = 0;  // grows with every lost router connection
+  bool draining = false;
+  uint64_t ticks = 0;
+  uint64_t tokens_generated = 0;
+  uint64_t wire_bytes = 0;
+  node::Smoothed step_seconds;
+  node::Smoothed prefill_tokens_per_second;
+  node::LineFit step_cost;  // seconds over decode rows
+};
+
+}  // namespace tandem::decode

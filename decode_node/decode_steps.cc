@@ -1,0 +1,256 @@
+#include <algorithm>
+#include <utility>
+
+#include "common/node/handover.h"
+#include "common/node/packing.h"
+#include "decode_node/batch_policy.h"
+#include "decode_node/decode_state.h"
+
+namespace tandem::decode {
+
+std::vector<Sequence*> DecodeScheduler::State::ranked_holders() const {
+  std::vector<Sequence*> holders;
+  std::vector<BatchCandidate> candidates;
+  const TimePoint now = deps.clock.now();
+  for (const auto& s : sequences) {
+    if (s->dead || (s->phase != Phase::kReady && s->phase != Phase::kPrefilling)) continue;
+    const Duration waited =
+        s->age.value() + (s->phase == Phase::kReady ? now - s->ready_since : Duration{0});
+    holders.push_back(s.get());
+    candidates.push_back({.generated = s->generated(), .waited = waited, .arrival = s->arrival});
+  }
+  std::vector<Sequence*> ranked;
+  ranked.reserve(holders.size());
+  for (const size_t i : rank_batch(candidates, options.queue_ageing)) ranked.push_back(holders[i]);
+  return ranked;
+}
+
+// The ready sequences of the next step, each with room for its next row.
+std::vector<Sequence*> DecodeScheduler::State::decode_rows() {
+  const std::vector<Sequence*> ranked = ranked_holders();
+  const size_t most = std::min(options.max_sequences, options.max_batch_tokens);
+  std::vector<Sequence*> rows;
+  for (Sequence* s : ranked) {
+    if (rows.size() == most) break;
+    if (s->phase == Phase::kReady && grow(*s, ranked)) rows.push_back(s);
+  }
+  return rows;
+}
+
+std::vector<Sequence*> DecodeScheduler::State::prefilling() const {
+  std::vector<Sequence*> result;
+  for (const auto& s : sequences) {
+    if (!s->dead && s->phase == Phase::kPrefilling) result.push_back(s.get());
+  }
+  return result;
+}
+
+void DecodeScheduler::State::add_to_step(node::StepJob& step, Sequence& s, uint32_t rows) {
+  const std::span<const TokenId> all(s.task.tokens);
+  const uint32_t end = s.computed + rows;
+  const bool last = end == s.length();
+  const bool samples = last && s.task.new_tokens_left > 0;
+  engine::SequenceInput input;
+  input.tokens = all.subspan(s.computed, rows);
+  input.start = s.computed;
+  input.blocks = s.kv.ids().first(node::blocks_for(end));
+  input.tail = s.kv.tail.slot();
+  input.history = {.tokens = all.first(end), .prompt_tokens = s.task.prompt_tokens};
+  input.sampling = samples ? &s.task.sampling : nullptr;
+  input.output = samples ? engine::StepOutput::kSample : engine::StepOutput::kNone;
+  if (s.task.scores_prompt() && !s.drawn) {
+    input.output = engine::StepOutput::kScoreRows;
+    input.score_top = s.task.prompt_logprobs;
+    if (!last) input.next_token = all[end];
+  }
+  step.sequences.push_back(std::move(input));
+  s.step_rows = rows;
+  s.in_step = true;
+  if (s.phase == Phase::kReady) {
+    const Duration waited = deps.clock.now() - s.ready_since;
+    s.waited += waited;
+    s.age.waited(waited);
+    s.age.ran();
+  }
+  stepping.push_back(&s);
+}
+
+// Every decode row that may go, and beside them at most a chunk of prompts, so that the time between
+// two tokens of a running request stays bounded whatever arrives.
+void DecodeScheduler::State::start_step() {
+  if (open_step != 0) return;
+  admit_waiting();
+  node::StepJob step;
+  step.id = next_step++;
+  const auto alone = std::ranges::find_if(
+      sequences, [](const auto& s) { return !s->dead && s->alone && !s->kv.empty(); });
+  if (alone != sequences.end()) {
+    Sequence& s = **alone;
+    if (s.phase == Phase::kPrefilling || grow(s, ranked_holders())) {
+      add_to_step(step, s, std::min(s.remaining(), s.step_rows));
+    } else {
+      preempt(s);  // it must not hold up the others; its turn comes again with new blocks
+    }
+  }
+  if (step.sequences.empty()) {
+    for (Sequence* s : decode_rows()) add_to_step(step, *s, 1);
+    const auto decoding = static_cast<uint32_t>(step.sequences.size());
+    const std::vector<Sequence*> prompts = prefilling();
+    std::vector<uint32_t> remaining;
+    for (const Sequence* s : prompts) remaining.push_back(s->remaining());
+    const uint32_t room = options.max_batch_tokens - decoding;
+    const uint32_t budget = decoding == 0 ? room : std::min(room, options.chunk_tokens);
+    const auto rows = node::pack_rows(remaining, {.rows = budget, .chunk = budget});
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      if (rows[i] > 0) add_to_step(step, *prompts[i], rows[i]);
+    }
+  }
+  if (step.sequences.empty()) return;
+  open_step = step.id;
+  if (deps.executor.submit(std::move(step))) return;
+  // Only while shutting down: the executor has stopped.
+  open_step = 0;
+  for (Sequence* s : std::exchange(stepping, {})) {
+    s->in_step = false;
+    fail(*s, make_error(ErrorCode::kUnavailable, "the engine has stopped"), Report::kYes);
+  }
+}
+
+void DecodeScheduler::State::finish_step(node::StepResult result) {
+  if (result.id != open_step) return;
+  open_step = 0;
+  const std::vector<Sequence*> batch = std::exchange(stepping, {});
+  uint32_t decode_count = 0;
+  uint32_t prefill_rows = 0;
+  for (Sequence* s : batch) {
+    s->in_step = false;
+    s->ready_since = deps.clock.now();
+    if (s->phase == Phase::kReady) {
+      ++decode_count;
+    } else {
+      prefill_rows += s->step_rows;
+    }
+  }
+  const Duration took = result.finished - result.started;
+  deps.metrics.step(decode_count, prefill_rows, took);
+  if (!result.outputs || result.outputs->size() != batch.size()) {
+    const Error error = result.outputs
+                            ? make_error(ErrorCode::kInternal, "the engine lost a sequence's output")
+                            : result.outputs.error();
+    deps.metrics.step_failed();
+    // One request must not take its company down: each is tried by itself, the culprit fails.
+    for (Sequence* s : batch) {
+      if (batch.size() == 1) fail(*s, error, Report::kYes);
+      s->alone = true;
+    }
+    return;
+  }
+  if (prefill_rows == 0) {
+    step_seconds.add(to_seconds(took));
+    step_cost.add(decode_count, to_seconds(took));
+  } else if (decode_count == 0 && took > Duration{0}) {
+    prefill_tokens_per_second.add(prefill_rows / to_seconds(took));
+  }
+  control::ToRouter message;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    apply(*batch[i], std::move((*result.outputs)[i]), *message.mutable_tokens());
+  }
+  if (message.tokens().runs_size() > 0) deps.send(std::move(message));
+}
+
+void DecodeScheduler::State::apply(Sequence& s, engine::SequenceOutput output,
+                                   control::Tokens& tokens) {
+  s.computed += s.step_rows;
+  s.alone = false;
+  if (s.dead) return;
+  for (const auto& score : output.scores) s.scores.push_back(node::to_message(score));
+  if (s.remaining() > 0) return;  // more chunks to come
+  if (s.phase == Phase::kPrefilling) {
+    publish(s);  // prompts that are alike need not wait until this one ends
+    if (!s.drawn) report_admitted(s);
+    make_ready(s);
+  }
+  control::TokenRun run;
+  run.set_request_id(s.task.id.value);
+  run.set_first_index(s.generated());
+  if (s.transfer.value == 0 && !s.reported) {
+    s.reported = true;
+    run.set_cached_tokens(s.prompt_cached);
+    const size_t wanted = std::min(s.scores.size(), s.task.prompt_tokens - 1);
+    for (size_t i = 0; i < wanted; ++i) *run.add_prompt_scores() = std::move(s.scores[i]);
+  }
+  s.drawn = true;
+  if (output.token) {
+    draw(s, *output.token, run);
+  } else {
+    run.set_finish(control::FINISH_LENGTH);  // nothing was to be drawn: the prompt was only scored
+  }
+  if (run.finish() != control::FINISH_NONE) {
+    publish(s);
+    s.ok = true;
+    retire(s, "ok");
+  }
+  *tokens.add_runs() = std::move(run);
+}
+
+void DecodeScheduler::State::draw(Sequence& s, const engine::SampledToken& token,
+                                  control::TokenRun& run) {
+  const auto drawn = node::append_drawn(s.task, token.id, options.limits.max_context);
+  run.set_finish(drawn.finish);
+  if (!drawn.kept) return;
+  *run.add_tokens() = node::to_message(token);
+  ++tokens_generated;
+  deps.metrics.token();
+}
+
+void DecodeScheduler::State::make_ready(Sequence& s) {
+  s.phase = Phase::kReady;
+  s.ready_since = deps.clock.now();
+}
+
+void DecodeScheduler::State::update_gauges() {
+  size_t counts[4] = {};
+  for (const auto& s : sequences) counts[static_cast<size_t>(s->phase)] += s->dead ? 0 : 1;
+  deps.metrics.state(counts[static_cast<size_t>(Phase::kReserved)],
+                     counts[static_cast<size_t>(Phase::kWaiting)] +
+                         counts[static_cast<size_t>(Phase::kPrefilling)],
+                     counts[static_cast<size_t>(Phase::kReady)], deps.kv.usage());
+  deps.metrics.transport(deps.transport.counters());
+}
+
+control::Heartbeat DecodeScheduler::heartbeat() const {
+  const State& state = *state_;
+  control::Heartbeat h;
+  uint32_t ready = 0;
+  uint32_t waiting = 0;
+  uint32_t waiting_tokens = 0;
+  for (const auto& s : state.sequences) {
+    if (s->dead) continue;
+    if (s->phase == Phase::kReady) ++ready;
+    if (s->phase == Phase::kWaiting || s->phase == Phase::kPrefilling) {
+      ++waiting;
+      waiting_tokens += s->remaining();
+    }
+  }
+  const auto usage = state.deps.kv.usage();
+  const uint32_t running = std::min(ready, state.options.max_sequences);
+  h.set_tick(state.ticks);
+  h.set_queued(waiting + ready - running);
+  h.set_queued_tokens(waiting_tokens);
+  h.set_running(running);
+  h.set_kv_blocks_used(usage.used);
+  h.set_kv_blocks_cached(usage.cached);
+  h.set_kv_blocks_free(usage.free);
+  h.set_reservations(static_cast<uint32_t>(state.reserved.size()));
+  h.set_prefix_hit_tokens(usage.prefix_hit_tokens);
+  h.set_prefix_query_tokens(usage.prefix_query_tokens);
+  h.set_tokens_processed(state.tokens_generated);
+  h.set_prefill_tokens_per_second(state.prefill_tokens_per_second.value());
+  h.set_step_seconds(state.step_seconds.value());
+  h.set_step_seconds_per_sequence(state.step_cost.slope());
+  h.set_transfer_wire_bytes(state.wire_bytes);
+  h.set_draining(state.draining);
+  return h;
+}
+
+}  // namespace tandem::decode

@@ -1,0 +1,120 @@
+#include "tests/sim/sim_nodes.h"
+
+#include <utility>
+
+#include "common/base/check.h"
+
+namespace tandem::sim {
+namespace {
+
+kv::KvLayout layout_of(const NodeOptions& o) {
+  return {.layers = o.layers, .kv_heads = 1, .head_dim = 64, .format = o.format};
+}
+
+std::unique_ptr<node::KvStore> make_store(const NodeOptions& o) {
+  auto store = node::KvStore::create({.pool = {.layout = layout_of(o),
+                                               .blocks = o.blocks,
+                                               .tails = layout_of(o).needs_tail() ? o.tails : 0,
+                                               .memory = {.huge_pages = false},
+                                               .poison = true},
+                                      .prefix_cache = o.prefix_cache});
+  TANDEM_CHECK(store.has_value(), store.error().to_string());
+  return std::move(*store);
+}
+
+}  // namespace
+
+SimNode::SimNode(World& world, SimNetwork& network, std::string name, uint64_t generation,
+                 const NodeOptions& options)
+    : world_(world),
+      name_(std::move(name)),
+      generation_(generation),
+      options_(options),
+      kv_(make_store(options)),
+      engine_(std::make_unique<LedgerEngine>(kVocab, kv_->pages())),
+      transport_(network, name_ + "#" + std::to_string(generation), generation_) {
+  transport_.events = this;
+  executor_ = std::make_unique<SimExecutor>(
+      world,
+      [this](auto sequences, const auto& hook) { return engine_->step(sequences, hook); },
+      [this](const node::StepJob& job) {
+        Duration cost = options_.step_base;
+        for (const auto& s : job.sequences) {
+          cost += options_.step_row * static_cast<int64_t>(s.tokens.size());
+        }
+        return cost;
+      });
+}
+
+SimNode::~SimNode() { *alive_ = false; }
+
+void SimNode::start_ticking(Duration period) {
+  world_.after(period, [this, alive = alive_, period] {
+    if (!*alive) return;
+    tick();
+    start_ticking(period);
+  });
+}
+
+SimPrefill::SimPrefill(World& world, SimNetwork& network, std::string name, uint64_t generation,
+                       const NodeOptions& options)
+    : SimNode(world, network, std::move(name), generation, options), node_metrics_(registry_) {
+  auto o = options.prefill;
+  o.limits = {.vocab = kVocab, .max_context = options.max_context};
+  scheduler_ = std::make_unique<prefill::PrefillScheduler>(
+      prefill::PrefillScheduler::Deps{.clock = world.clock(),
+                                      .kv = *kv_,
+                                      .transport = transport_,
+                                      .executor = *executor_,
+                                      .metrics = node_metrics_,
+                                      .send = [this](control::ToRouter m) {
+                                        if (to_router) to_router(std::move(m));
+                                      }},
+      o);
+  executor_->sink = [this](node::StepResult r) { scheduler_->on_step(std::move(r)); };
+  start_ticking(options.tick);
+}
+
+SimDecode::SimDecode(World& world, SimNetwork& network, std::string name, uint64_t generation,
+                     const NodeOptions& options)
+    : SimNode(world, network, std::move(name), generation, options), node_metrics_(registry_) {
+  auto o = options.decode;
+  o.limits = {.vocab = kVocab, .max_context = options.max_context};
+  scheduler_ = std::make_unique<decode::DecodeScheduler>(
+      decode::DecodeScheduler::Deps{.clock = world.clock(),
+                                    .kv = *kv_,
+                                    .transport = transport_,
+                                    .executor = *executor_,
+                                    .metrics = node_metrics_,
+                                    .send = [this](control::ToRouter m) {
+                                      if (to_router) to_router(std::move(m));
+                                    }},
+      o);
+  executor_->sink = [this](node::StepResult r) { scheduler_->on_step(std::move(r)); };
+  start_ticking(options.tick);
+}
+
+control::Task make_task(uint64_t id, const LedgerRequest& r) {
+  control::Task task;
+  task.set_request_id(id);
+  task.mutable_tokens()->Add(r.prompt.begin(), r.prompt.end());
+  task.set_prompt_tokens(static_cast<uint32_t>(r.prompt.size()));
+  task.set_max_new_tokens(r.max_new_tokens);
+  task.set_min_new_tokens(r.min_new_tokens);
+  task.mutable_stop_tokens()->Add(r.stop_tokens.begin(), r.stop_tokens.end());
+  auto& sampling = *task.mutable_sampling();
+  sampling.set_top_p(1);
+  sampling.set_repetition_penalty(1);
+  sampling.set_seed(r.seed);
+  sampling.set_logprobs(-1);
+  task.set_prompt_logprobs(-1);
+  return task;
+}
+
+std::vector<TokenId> random_prompt(World& world, size_t tokens) {
+  std::vector<TokenId> prompt(tokens);
+  for (auto& t : prompt) t = static_cast<TokenId>(world.draw(0, kVocab - 1));
+  return prompt;
+}
+
+}  // namespace tandem::sim

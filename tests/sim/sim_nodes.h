@@ -1,0 +1,132 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/node/kv_store.h"
+#include "common/obs/metrics.h"
+#include "common/proto/control.pb.h"
+#include "decode_node/decode_metrics.h"
+#include "decode_node/decode_scheduler.h"
+#include "prefill_node/prefill_metrics.h"
+#include "prefill_node/prefill_scheduler.h"
+#include "tests/sim/cluster_world.h"
+#include "tests/sim/ledger_engine.h"
+#include "tests/sim/sim_executor.h"
+#include "tests/sim/sim_transport.h"
+
+namespace tandem::sim {
+
+inline constexpr uint32_t kVocab = 97;
+
+struct NodeOptions {
+  kv::KvFormat format = kv::KvFormat::kBf16;
+  uint32_t layers = 3;
+  uint32_t blocks = 64;
+  uint32_t tails = 32;
+  uint32_t max_context = 512;
+  bool prefix_cache = true;
+  // Time of a step: `base` and so much per row.
+  Duration step_base = std::chrono::milliseconds(2);
+  Duration step_row = std::chrono::microseconds(50);
+  Duration tick = std::chrono::milliseconds(5);
+  prefill::PrefillOptions prefill{};
+  decode::DecodeOptions decode{};
+};
+
+// What both kinds of simulated process have: memory, a ledger engine, a transport, a control
+// connection. Destroying it is a crash: nothing that it had on its way comes out.
+class SimNode : public transport::TransportEvents {
+ public:
+  SimNode(World& world, SimNetwork& network, std::string name, uint64_t generation,
+          const NodeOptions& options);
+  ~SimNode() override;
+
+  // Everything the node says, in order.
+  std::function<void(control::ToRouter)> to_router;
+
+  [[nodiscard]] Generation generation() const { return generation_; }
+  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] SimTransport& transport() { return transport_; }
+  [[nodiscard]] LedgerEngine& engine() { return *engine_; }
+  [[nodiscard]] node::KvStore& kv() { return *kv_; }
+  [[nodiscard]] MetricsRegistry& metrics() { return registry_; }
+
+  virtual void receive(const control::ToNode& message) = 0;
+  virtual void disconnect() = 0;
+  virtual void tick() = 0;
+  [[nodiscard]] virtual bool idle() const = 0;
+  [[nodiscard]] virtual control::Heartbeat heartbeat() const = 0;
+
+ protected:
+  void start_ticking(Duration period);
+
+  World& world_;
+  const std::string name_;
+  const Generation generation_;
+  const NodeOptions options_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  MetricsRegistry registry_;
+  std::unique_ptr<node::KvStore> kv_;
+  std::unique_ptr<LedgerEngine> engine_;
+  std::unique_ptr<SimExecutor> executor_;
+  SimTransport transport_;
+};
+
+class SimPrefill final : public SimNode {
+ public:
+  SimPrefill(World& world, SimNetwork& network, std::string name, uint64_t generation,
+             const NodeOptions& options);
+
+  void receive(const control::ToNode& message) override { scheduler_->on_message(message); }
+  void disconnect() override { scheduler_->on_disconnected(); }
+  void tick() override { scheduler_->tick(); }
+  [[nodiscard]] bool idle() const override { return scheduler_->idle(); }
+  [[nodiscard]] control::Heartbeat heartbeat() const override { return scheduler_->heartbeat(); }
+
+  void on_received(TransferId, std::string, const transport::ReceiveStats&) override {}
+  void on_receive_failed(TransferId, Error) override {}
+  void on_sent(TransferId id, const transport::SendStats& stats) override {
+    scheduler_->on_sent(id, stats);
+  }
+  void on_send_failed(TransferId id, Error error) override { scheduler_->on_send_failed(id, error); }
+
+ private:
+  prefill::PrefillMetrics node_metrics_;
+  std::unique_ptr<prefill::PrefillScheduler> scheduler_;
+};
+
+class SimDecode final : public SimNode {
+ public:
+  SimDecode(World& world, SimNetwork& network, std::string name, uint64_t generation,
+            const NodeOptions& options);
+
+  void receive(const control::ToNode& message) override { scheduler_->on_message(message); }
+  void disconnect() override { scheduler_->on_disconnected(); }
+  void tick() override { scheduler_->tick(); }
+  [[nodiscard]] bool idle() const override { return scheduler_->idle(); }
+  [[nodiscard]] control::Heartbeat heartbeat() const override { return scheduler_->heartbeat(); }
+
+  void on_received(TransferId id, std::string commit,
+                   const transport::ReceiveStats& stats) override {
+    scheduler_->on_received(id, commit, stats);
+  }
+  void on_receive_failed(TransferId id, Error error) override {
+    scheduler_->on_receive_failed(id, error);
+  }
+  void on_sent(TransferId, const transport::SendStats&) override {}
+  void on_send_failed(TransferId, Error) override {}
+
+ private:
+  decode::DecodeMetrics node_metrics_;
+  std::unique_ptr<decode::DecodeScheduler> scheduler_;
+};
+
+// A greedy task as the router sends it.
+[[nodiscard]] control::Task make_task(uint64_t id, const LedgerRequest& request);
+[[nodiscard]] std::vector<TokenId> random_prompt(World& world, size_t tokens);
+
+}  // namespace tandem::sim
