@@ -7,6 +7,7 @@ pub mod abi;
 pub mod config;
 pub mod gguf;
 pub mod messages;
+pub mod methods;
 pub mod python;
 pub mod scheme;
 pub mod template;

@@ -159,11 +159,7 @@ fn write_json_str(out: &mut String, text: &str, ascii: bool) {
             '\t' => out.push_str("\\t"),
             '\u{8}' => out.push_str("\\b"),
             '\u{c}' => out.push_str("\\f"),
-            c if (c as u32) < 0x20 || (ascii && !c.is_ascii()) || (ascii && c == '\u{7f}') => {
-                if c == '\u{7f}' {
-                    out.push(c);
-                    continue;
-                }
+            c if (c as u32) < 0x20 || (ascii && (c as u32) >= 0x7f) => {
                 let mut units = [0u16; 2];
                 for unit in c.encode_utf16(&mut units) {
                     let _ = write!(out, "\\u{unit:04x}");

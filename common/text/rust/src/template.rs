@@ -12,11 +12,12 @@ use serde_json::{json, Value as Json};
 use crate::abi::{Failure, Status};
 use crate::config::TokenizerConfig;
 use crate::messages::{prepare, TemplateShape};
+use crate::methods;
 use crate::python;
 
 /// Instructions one rendering may take. A conversation of a thousand messages takes about a
 /// million; a template that loops on is stopped within seconds.
-const RENDER_FUEL: u64 = 50_000_000;
+const RENDER_FUEL: u64 = 20_000_000;
 
 /// What to render, as JSON text; empty means absent.
 pub struct ChatInput<'a> {
@@ -243,10 +244,20 @@ fn new_environment() -> Result<Environment<'static>, Failure> {
     environment.set_syntax(syntax);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_fuel(Some(RENDER_FUEL));
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    minijinja_contrib::add_to_environment(&mut environment);
+    environment.set_unknown_method_callback(methods::unknown_method);
     environment.set_formatter(format_value);
     environment.add_filter("tojson", python::tojson);
     environment.add_filter("string", |value: &Value| python::to_str(value));
+    environment.add_filter("default", methods::default_filter);
+    environment.add_filter("d", methods::default_filter);
+    environment.add_filter("e", methods::escape_filter);
+    environment.add_filter("escape", methods::escape_filter);
+    environment.add_filter("int", methods::int_filter);
+    environment.add_filter("float", methods::float_filter);
+    environment.add_test("iterable", methods::is_iterable);
+    environment.add_test("sequence", methods::is_sequence);
+    environment.add_test("callable", methods::is_callable);
     environment.add_function("raise_exception", raise_exception);
     Ok(environment)
 }
@@ -279,7 +290,7 @@ impl Context {
     }
 
     fn into_value(self) -> Value {
-        self.0.into_iter().collect()
+        Value::from_pairs(self.0)
     }
 }
 
@@ -295,10 +306,11 @@ fn to_value(json: &Json) -> Value {
         },
         Json::String(s) => Value::from(s.as_str()),
         Json::Array(items) => Value::from(items.iter().map(to_value).collect::<Vec<Value>>()),
-        Json::Object(fields) => fields
-            .iter()
-            .map(|(key, value)| (key.clone(), to_value(value)))
-            .collect(),
+        Json::Object(fields) => Value::from_pairs(
+            fields
+                .iter()
+                .map(|(key, value)| (key.clone(), to_value(value))),
+        ),
     }
 }
 
