@@ -299,7 +299,7 @@ def write_gguf():
         },
     )
     # SentencePiece itself never reads control tokens in text, so texts that spell them are left out.
-    texts = [t for t in NASTY if "<s>" not in t and "</s>" not in t] + ["call <tool> now", "<tool><tool>x"]
+    texts = [t for t in NASTY if "<s>" not in t and "</s>" not in t]
     expected["sentence_piece"] = [
         {"text": t, "ids": model.encode(t), "decoded": model.decode(model.encode(t))} for t in texts
     ]
