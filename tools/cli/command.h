@@ -1,0 +1,41 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "common/base/clock.h"
+#include "common/base/result.h"
+#include "common/config/environment.h"
+
+namespace CLI {
+class App;
+}
+
+namespace tandem::cli {
+
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailure = 1;
+inline constexpr int kExitUsage = 2;
+
+// What main() gives every command; outlives all of them.
+struct CommandContext {
+  const Clock& clock;
+  const Environment& environment;
+  // Set by the command that ran.
+  int exit_code = kExitOk;
+};
+
+// Each adds one subcommand with its flags; the command runs inside app.parse().
+void add_generate(CLI::App& app, CommandContext& context);
+void add_tokenize(CLI::App& app, CommandContext& context);
+void add_eval(CLI::App& app, CommandContext& context);
+
+// Runs `command` and turns its error into one line on stderr and an exit code: 2 when an argument
+// or the configuration is wrong, 1 for everything else.
+void run(CommandContext& context, std::string_view name, const std::function<Status()>& command);
+
+// Files that commands read whole. kNotFound or kIo with path and reason; `limit` in bytes.
+[[nodiscard]] Result<std::string> read_text_file(const std::string& path, size_t limit = 64u << 20);
+
+}  // namespace tandem::cli

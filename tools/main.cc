@@ -1,0 +1,48 @@
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <cstdio>
+#include <exception>
+
+#include "common/base/clock.h"
+#include "common/config/environment.h"
+#include "tools/bench/bench_command.h"
+#include "tools/cli/command.h"
+#include "tools/version.h"
+
+namespace {
+
+int run(int argc, char** argv) {
+  const tandem::SteadyClock clock;
+  const tandem::Environment environment = tandem::process_environment();
+  tandem::cli::CommandContext context{.clock = clock, .environment = environment};
+
+  CLI::App app(
+      "Tandem serves large language models with prefill and decode as separate processes.");
+  app.set_version_flag("--version", std::string("tandem ") + TANDEM_VERSION);
+  app.require_subcommand(1);
+  tandem::cli::add_generate(app, context);
+  tandem::cli::add_tokenize(app, context);
+  tandem::cli::add_eval(app, context);
+  tandem::bench::add_bench_command(app);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::RuntimeError& error) {  // a command that has said what went wrong
+    return error.get_exit_code();
+  } catch (const CLI::ParseError& error) {
+    const int code = app.exit(error);
+    return code == 0 ? tandem::cli::kExitOk : tandem::cli::kExitUsage;
+  }
+  return context.exit_code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_IGN);
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "tandem: %s\n", error.what());
+    return tandem::cli::kExitFailure;
+  }
+}
