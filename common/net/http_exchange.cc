@@ -96,6 +96,10 @@ void HttpExchange::abandoned() {
   if (!respond(error_response(make_error(ErrorCode::kInternal, "the request was dropped")))) abort();
 }
 
+void HttpExchange::post(std::function<void()> work) {
+  boost::asio::post(executor_, std::move(work));
+}
+
 HttpExchange::Work HttpExchange::take() {
   std::lock_guard lock(mutex_);
   woken_ = false;
@@ -146,6 +150,7 @@ void HttpResponder::abort() const { exchange_->abort(); }
 void HttpResponder::on_disconnect(std::function<void()> callback) const {
   exchange_->on_disconnect(std::move(callback));
 }
+void HttpResponder::post(std::function<void()> work) const { exchange_->post(std::move(work)); }
 bool HttpResponder::disconnected() const { return exchange_->disconnected(); }
 
 }  // namespace tandem

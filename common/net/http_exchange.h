@@ -33,6 +33,7 @@ class HttpExchange : public std::enable_shared_from_this<HttpExchange> {
   void on_disconnect(std::function<void()> callback);
   [[nodiscard]] bool disconnected() const;
   void abandoned();  // no handle is left
+  void post(std::function<void()> work);
 
   // Connection's side.
   struct Work {

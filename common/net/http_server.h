@@ -42,6 +42,9 @@ class HttpResponder {
   void on_disconnect(std::function<void()> callback) const;
   [[nodiscard]] bool disconnected() const;
 
+  // Runs `work` on the connection's thread, later; dropped if the server has stopped by then.
+  void post(std::function<void()> work) const;
+
   static constexpr size_t kMaxQueuedBytes = 1u << 20;
 
  private:
