@@ -88,7 +88,7 @@ void DecodeScheduler::State::preempt(Sequence& s) {
   s.kv.clear();
   s.computed = 0;
   s.phase = Phase::kWaiting;
-  deps.metrics.preempted();
+  metrics.preempted();
 }
 
 // One more block for a ready sequence, if it needs one. When none is left, the least deserving holder

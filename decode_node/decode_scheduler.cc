@@ -17,9 +17,12 @@ constexpr size_t kRemembered = 4096;
 DecodeScheduler::State::State(Deps d, const DecodeOptions& o)
     : deps(std::move(d)),
       options(o),
+      metrics(deps.metrics),
       reservations(size_t{o.max_sequences} + o.queue_capacity),
       ended(kRemembered),
-      fenced(kRemembered) {}
+      fenced(kRemembered) {
+  metrics.transport_name(deps.metrics, deps.transport);
+}
 
 Sequence* DecodeScheduler::State::find(RequestId request) const {
   const auto found = std::ranges::find_if(
@@ -125,15 +128,15 @@ Result<Sequence*> DecodeScheduler::State::try_reserve(const control::Reserve& m)
 void DecodeScheduler::State::reserve(const control::Reserve& m) {
   Sequence* open = find(TransferId{m.transfer_id()});
   if (open != nullptr && open->session == session && open->task.id.value == m.task().request_id()) {
-    deps.metrics.duplicate();
+    metrics.duplicate();
     answer_reserve(m, open);
     return;
   }
   const auto outcome = try_reserve(m);
   if (outcome) {
-    deps.metrics.reserved();
+    metrics.reserved();
   } else {
-    deps.metrics.refused(error_traits(outcome.error().code).label);
+    metrics.refused(error_traits(outcome.error().code).label);
   }
   answer_reserve(m, outcome);
 }
@@ -158,7 +161,7 @@ void DecodeScheduler::State::answer_reserve(const control::Reserve& m,
 void DecodeScheduler::State::generate(const control::Generate& m) {
   const RequestId request{m.task().request_id()};
   if (find(request) != nullptr || ended.contains({request.value, 0})) {
-    deps.metrics.duplicate();
+    metrics.duplicate();
     return;
   }
   const auto accept = [&]() -> Status {
@@ -174,7 +177,7 @@ void DecodeScheduler::State::generate(const control::Generate& m) {
     return {};
   };
   if (auto status = accept(); !status) {
-    deps.metrics.refused(error_traits(status.error().code).label);
+    metrics.refused(error_traits(status.error().code).label);
     report_failure(request, TransferId{}, status.error());
   }
 }
@@ -190,7 +193,7 @@ void DecodeScheduler::State::cancel(const control::Cancel& m) {
 void DecodeScheduler::State::peer_gone(const control::PeerGone& m) {
   const Generation gone{m.generation()};
   fenced.add({gone.value, 0});
-  deps.metrics.generation_fenced();
+  metrics.generation_fenced();
   deps.transport.fence(gone);  // from here on it writes nothing
   for (const TransferId id : reservations.fence(gone)) {
     Sequence& s = *reserved.at(id);
@@ -233,7 +236,7 @@ void DecodeScheduler::State::received(TransferId id, const std::string& bytes,
   if (s == nullptr) return;  // cancelled or expired while the event was under way
   auto commit = check_commit(*s, bytes);
   if (!commit) {
-    deps.metrics.commit_rejected();
+    metrics.commit_rejected();
     return fail(*s, commit.error(), Report::kYes);
   }
   reserved.erase(id);
@@ -248,7 +251,7 @@ void DecodeScheduler::State::received(TransferId id, const std::string& bytes,
     s->ok = true;
     return retire(*s, "ok");
   }
-  deps.metrics.admitted(stats, took);
+  metrics.admitted(stats, took);
   const auto drawn = node::append_drawn(s->task, commit->first().id(), options.limits.max_context);
   s->drawn = true;
   if (drawn.finish != control::FINISH_NONE) {
@@ -263,7 +266,7 @@ void DecodeScheduler::State::received(TransferId id, const std::string& bytes,
 void DecodeScheduler::State::receive_failed(TransferId id, const Error& error) {
   Sequence* s = find(id);
   if (s == nullptr) return;
-  if (error.code == ErrorCode::kDeadlineExceeded) deps.metrics.lease_expired();
+  if (error.code == ErrorCode::kDeadlineExceeded) metrics.lease_expired();
   fail(*s, error, Report::kYes);
 }
 
@@ -275,9 +278,9 @@ void DecodeScheduler::State::fail(Sequence& s, const Error& error, Report report
 
 void DecodeScheduler::State::retire(Sequence& s, std::string_view outcome) {
   if (s.phase == Phase::kReserved && reserved.erase(s.transfer) > 0) end_reservation(s.transfer);
-  if (s.drawn) deps.metrics.queue_wait(s.waited);
+  if (s.drawn) metrics.queue_wait(s.waited);
   s.dead = true;
-  deps.metrics.ended(outcome);
+  metrics.ended(outcome);
 }
 
 void DecodeScheduler::State::end_reservation(TransferId id) {
@@ -310,7 +313,7 @@ void DecodeScheduler::State::report_admitted(const Sequence& s) {
 void DecodeScheduler::State::sweep_leases() {
   for (const TransferId id : reservations.sweep(deps.clock.now())) {
     Sequence& s = *reserved.at(id);
-    deps.metrics.lease_expired();
+    metrics.lease_expired();
     fail(s, make_error(ErrorCode::kDeadlineExceeded,
                        "the KV did not arrive within the lease of " +
                            std::to_string(to_seconds(s.lease_end - s.reserved_at)) + " s"),

@@ -8,14 +8,14 @@
 #include "common/base/clock.h"
 #include "common/base/ids.h"
 #include "common/node/kv_store.h"
+#include "common/node/scheduler.h"
 #include "common/node/step_executor.h"
 #include "common/node/task.h"
+#include "common/obs/metrics.h"
 #include "common/proto/control.pb.h"
 #include "common/transport/transport.h"
 
 namespace tandem::decode {
-
-class DecodeMetrics;
 
 struct DecodeOptions {
   node::TaskLimits limits;
@@ -37,34 +37,32 @@ struct DecodeOptions {
 // holds blocks back to waiting; it keeps its tokens. Blocks return to the pool when no step reads or
 // writes them and their transfer is closed, which is synchronous: after Transport::close_receive()
 // nobody writes any more.
-class DecodeScheduler {
+class DecodeScheduler final : public node::Scheduler {
  public:
   struct Deps {
     const Clock& clock;
     node::KvStore& kv;
     transport::Transport& transport;
     node::StepExecutor& executor;
-    DecodeMetrics& metrics;
+    MetricsRegistry& metrics;
     std::function<void(control::ToRouter)> send;
   };
 
   DecodeScheduler(Deps deps, const DecodeOptions& options);
-  ~DecodeScheduler();
+  ~DecodeScheduler() override;
 
-  // Handshake messages are not for the scheduler and are ignored.
-  void on_message(const control::ToNode& message);
-  void on_received(TransferId id, const std::string& commit, const transport::ReceiveStats& stats);
-  void on_receive_failed(TransferId id, const Error& error);
-  void on_step(node::StepResult result);
-  // The router is gone: it will not miss what was open, so everything is dropped without a word.
-  void on_disconnected();
-  // Sweeps every lease and starts a step if there is work and none is running.
-  void tick();
-  // Finishes what it has, refuses what comes.
-  void drain();
-
-  [[nodiscard]] bool idle() const;
-  [[nodiscard]] control::Heartbeat heartbeat() const;
+  void on_message(const control::ToNode& message) override;
+  void on_step(node::StepResult result) override;
+  void on_received(TransferId id, const std::string& commit,
+                   const transport::ReceiveStats& stats) override;
+  void on_receive_failed(TransferId id, const Error& error) override;
+  void on_sent(TransferId, const transport::SendStats&) override {}
+  void on_send_failed(TransferId, const Error&) override {}
+  void on_disconnected() override;
+  void tick() override;
+  void drain() override;
+  [[nodiscard]] bool idle() const override;
+  [[nodiscard]] control::Heartbeat heartbeat() const override;
 
  private:
   struct State;

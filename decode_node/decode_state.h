@@ -74,6 +74,7 @@ struct DecodeScheduler::State {
 
   Deps deps;
   DecodeOptions options;
+  DecodeMetrics metrics;
   std::vector<std::unique_ptr<Sequence>> sequences;  // in order of arrival
   kv::Reservations reservations;             // blocks of the reserved ones
   std::unordered_map<TransferId, Sequence*> reserved;

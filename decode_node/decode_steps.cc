@@ -132,12 +132,12 @@ void DecodeScheduler::State::finish_step(node::StepResult result) {
     }
   }
   const Duration took = result.finished - result.started;
-  deps.metrics.step(decode_count, prefill_rows, took);
+  metrics.step(decode_count, prefill_rows, took);
   if (!result.outputs || result.outputs->size() != batch.size()) {
     const Error error = result.outputs
                             ? make_error(ErrorCode::kInternal, "the engine lost a sequence's output")
                             : result.outputs.error();
-    deps.metrics.step_failed();
+    metrics.step_failed();
     // One request must not take its company down: each is tried by itself, the culprit fails.
     for (Sequence* s : batch) {
       if (batch.size() == 1) fail(*s, error, Report::kYes);
@@ -200,7 +200,7 @@ void DecodeScheduler::State::draw(Sequence& s, const engine::SampledToken& token
   if (!drawn.kept) return;
   *run.add_tokens() = node::to_message(token);
   ++tokens_generated;
-  deps.metrics.token();
+  metrics.token();
 }
 
 void DecodeScheduler::State::make_ready(Sequence& s) {
@@ -211,11 +211,11 @@ void DecodeScheduler::State::make_ready(Sequence& s) {
 void DecodeScheduler::State::update_gauges() {
   size_t counts[4] = {};
   for (const auto& s : sequences) counts[static_cast<size_t>(s->phase)] += s->dead ? 0 : 1;
-  deps.metrics.state(counts[static_cast<size_t>(Phase::kReserved)],
+  metrics.state(counts[static_cast<size_t>(Phase::kReserved)],
                      counts[static_cast<size_t>(Phase::kWaiting)] +
                          counts[static_cast<size_t>(Phase::kPrefilling)],
                      counts[static_cast<size_t>(Phase::kReady)], deps.kv.usage());
-  deps.metrics.transport(deps.transport.counters());
+  metrics.transport(deps.transport.counters());
 }
 
 control::Heartbeat DecodeScheduler::heartbeat() const {

@@ -16,7 +16,9 @@ node::RecentIds::Key key_of(const Job& job) { return {job.task.id.value, job.tra
 }  // namespace
 
 PrefillScheduler::State::State(Deps d, const PrefillOptions& o)
-    : deps(std::move(d)), options(o), ended(kRememberedPrompts) {}
+    : deps(std::move(d)), options(o), metrics(deps.metrics), ended(kRememberedPrompts) {
+  metrics.transport_name(deps.metrics, deps.transport);
+}
 
 Status PrefillScheduler::State::check(const control::Prefill& m, const Job& job) const {
   const auto blocks = node::blocks_for(job.task.tokens.size());
@@ -55,7 +57,7 @@ void PrefillScheduler::State::accept(const control::Prefill& m) {
                                      "this transfer id of an earlier session is still closing"));
   }
   if (open != jobs.end() || ended.contains({request.value, transfer.value})) {
-    deps.metrics.duplicate();
+    metrics.duplicate();
     return;
   }
   auto task = node::parse_task(m.task(), options.limits);
@@ -106,13 +108,13 @@ void PrefillScheduler::State::peer_gone(const control::PeerGone& m) {
          Report::kYes);
   }
   deps.transport.fence(gone);
-  deps.metrics.generation_fenced();
+  metrics.generation_fenced();
 }
 
 void PrefillScheduler::State::fail(Job& job, const Error& error, Report report) {
   if (job.dead) return;
   job.dead = true;
-  deps.metrics.ended(error_traits(error.code).label);
+  metrics.ended(error_traits(error.code).label);
   if (job.sending) {
     job.gate->closed.store(true, std::memory_order_release);
     deps.transport.cancel_send(job.transfer, error.detail);
@@ -143,7 +145,7 @@ void PrefillScheduler::State::finish_send(TransferId id, const transport::SendSt
   if (job.dead) return;
   const Duration exposed = std::max(stats.last_completion - job.compute_end, Duration{0});
   const Duration compute = job.compute_end - job.started;
-  deps.metrics.transfer(stats, exposed, compute);
+  metrics.transfer(stats, exposed, compute);
   control::ToRouter message;
   auto& done = *message.mutable_transfer_done();
   done.set_transfer_id(id.value);
@@ -156,7 +158,7 @@ void PrefillScheduler::State::finish_send(TransferId id, const transport::SendSt
   deps.send(std::move(message));
   job.dead = true;  // done: nothing holds it any more
   job.ok = true;
-  deps.metrics.ended("ok");
+  metrics.ended("ok");
 }
 
 void PrefillScheduler::State::fail_send(TransferId id, const Error& error) {
@@ -178,7 +180,7 @@ void PrefillScheduler::State::sweep_deadlines() {
          make_error(ErrorCode::kDeadlineExceeded,
                     std::string("the prefill deadline ran out ") + kWhere[static_cast<int>(job->phase)]),
          Report::kYes);
-    deps.metrics.deadline_exceeded();
+    metrics.deadline_exceeded();
   }
 }
 
@@ -199,8 +201,8 @@ void PrefillScheduler::State::update_gauges() {
     queued += job->phase == JobPhase::kQueued ? 1 : 0;
     computing += job->phase == JobPhase::kComputing ? 1 : 0;
   }
-  deps.metrics.state(queued, computing, sends.size(), deps.kv.usage());
-  deps.metrics.transport(deps.transport.counters());
+  metrics.state(queued, computing, sends.size(), deps.kv.usage());
+  metrics.transport(deps.transport.counters());
 }
 
 PrefillScheduler::PrefillScheduler(Deps deps, const PrefillOptions& options)

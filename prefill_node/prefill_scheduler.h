@@ -7,14 +7,14 @@
 #include "common/base/clock.h"
 #include "common/base/ids.h"
 #include "common/node/kv_store.h"
+#include "common/node/scheduler.h"
 #include "common/node/step_executor.h"
 #include "common/node/task.h"
+#include "common/obs/metrics.h"
 #include "common/proto/control.pb.h"
 #include "common/transport/transport.h"
 
 namespace tandem::prefill {
-
-class PrefillMetrics;
 
 struct PrefillOptions {
   node::TaskLimits limits;
@@ -32,35 +32,31 @@ struct PrefillOptions {
 // A prompt is queued -> computing (chunk by chunk, each layer's finished pages posted from the device
 // thread) -> sending -> gone. Its blocks stay pinned until both its step and its transfer have ended,
 // whatever else happens: the device may still write them, the transport may still read them.
-class PrefillScheduler {
+class PrefillScheduler final : public node::Scheduler {
  public:
   struct Deps {
     const Clock& clock;
     node::KvStore& kv;
     transport::Transport& transport;
     node::StepExecutor& executor;
-    PrefillMetrics& metrics;
+    MetricsRegistry& metrics;
     std::function<void(control::ToRouter)> send;
   };
 
   PrefillScheduler(Deps deps, const PrefillOptions& options);
-  ~PrefillScheduler();
+  ~PrefillScheduler() override;
 
-  // Handshake messages are not for the scheduler and are ignored.
-  void on_message(const control::ToNode& message);
-  void on_sent(TransferId id, const transport::SendStats& stats);
-  void on_send_failed(TransferId id, const Error& error);
-  void on_step(node::StepResult result);
-  // The router is gone: it will not miss what was open, so everything is dropped without a word.
-  void on_disconnected();
-  // Sweeps every deadline and starts a step if there is work and none is running.
-  void tick();
-  // Finishes what it has, refuses what comes.
-  void drain();
-
-  // Nothing queued, computing or being sent.
-  [[nodiscard]] bool idle() const;
-  [[nodiscard]] control::Heartbeat heartbeat() const;
+  void on_message(const control::ToNode& message) override;
+  void on_step(node::StepResult result) override;
+  void on_received(TransferId, const std::string&, const transport::ReceiveStats&) override {}
+  void on_receive_failed(TransferId, const Error&) override {}
+  void on_sent(TransferId id, const transport::SendStats& stats) override;
+  void on_send_failed(TransferId id, const Error& error) override;
+  void on_disconnected() override;
+  void tick() override;
+  void drain() override;
+  [[nodiscard]] bool idle() const override;
+  [[nodiscard]] control::Heartbeat heartbeat() const override;
 
  private:
   struct State;

@@ -49,6 +49,7 @@ struct PrefillScheduler::State {
 
   Deps deps;
   PrefillOptions options;
+  PrefillMetrics metrics;
   std::vector<std::unique_ptr<Job>> jobs;  // FIFO: in order of arrival
   std::map<TransferId, Job*> sends;        // open transfers
   node::RecentIds ended;

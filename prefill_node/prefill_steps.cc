@@ -15,7 +15,7 @@ bool PrefillScheduler::State::admit(Job& job) {
   job.computed = job.reused;
   job.phase = JobPhase::kComputing;
   job.started = deps.clock.now();
-  deps.metrics.started(job.started - job.received);
+  metrics.started(job.started - job.received);
   if (job.transfer.value == 0) return true;
 
   job.handover = node::handover(deps.kv.layout(), job.prompt, job.decode_cached);
@@ -147,12 +147,12 @@ void PrefillScheduler::State::finish_step(node::StepResult result) {
     rows += job->step_rows;
   }
   const Duration took = result.finished - result.started;
-  deps.metrics.step(batch.size(), rows, took);
+  metrics.step(batch.size(), rows, took);
   if (!result.outputs || result.outputs->size() != batch.size()) {
     const Error error = result.outputs
                             ? make_error(ErrorCode::kInternal, "the engine lost a sequence's output")
                             : result.outputs.error();
-    deps.metrics.step_failed();
+    metrics.step_failed();
     // One prompt must not take its company down: each is tried by itself, the culprit fails.
     for (Job* job : batch) {
       if (batch.size() == 1) fail(*job, error, Report::kYes);
@@ -220,11 +220,11 @@ void PrefillScheduler::State::finish_compute(Job& job, std::optional<engine::Sam
   done.set_queue_seconds(to_seconds(job.started - job.received));
   done.set_compute_seconds(to_seconds(end - job.started));
   deps.send(std::move(message));
-  deps.metrics.prompt_done(job.prompt - job.reused, end - job.started);
+  metrics.prompt_done(job.prompt - job.reused, end - job.started);
   if (!job.sending) {
     job.dead = true;
     job.ok = true;
-    deps.metrics.ended("ok");
+    metrics.ended("ok");
   }
 }
 

@@ -48,50 +48,52 @@ SimNode::SimNode(World& world, SimNetwork& network, std::string name, uint64_t g
 
 SimNode::~SimNode() { *alive_ = false; }
 
-void SimNode::start_ticking(Duration period) {
-  world_.after(period, [this, alive = alive_, period] {
+void SimNode::start(std::unique_ptr<node::Scheduler> scheduler) {
+  scheduler_ = std::move(scheduler);
+  executor_->sink = [this](node::StepResult r) { scheduler_->on_step(std::move(r)); };
+  keep_ticking();
+}
+
+void SimNode::keep_ticking() {
+  world_.after(options_.tick, [this, alive = alive_] {
     if (!*alive) return;
-    tick();
-    start_ticking(period);
+    scheduler_->tick();
+    keep_ticking();
   });
 }
 
 SimPrefill::SimPrefill(World& world, SimNetwork& network, std::string name, uint64_t generation,
                        const NodeOptions& options)
-    : SimNode(world, network, std::move(name), generation, options), node_metrics_(registry_) {
+    : SimNode(world, network, std::move(name), generation, options) {
   auto o = options.prefill;
   o.limits = {.vocab = kVocab, .max_context = options.max_context};
-  scheduler_ = std::make_unique<prefill::PrefillScheduler>(
+  start(std::make_unique<prefill::PrefillScheduler>(
       prefill::PrefillScheduler::Deps{.clock = world.clock(),
                                       .kv = *kv_,
                                       .transport = transport_,
                                       .executor = *executor_,
-                                      .metrics = node_metrics_,
+                                      .metrics = registry_,
                                       .send = [this](control::ToRouter m) {
                                         if (to_router) to_router(std::move(m));
                                       }},
-      o);
-  executor_->sink = [this](node::StepResult r) { scheduler_->on_step(std::move(r)); };
-  start_ticking(options.tick);
+      o));
 }
 
 SimDecode::SimDecode(World& world, SimNetwork& network, std::string name, uint64_t generation,
                      const NodeOptions& options)
-    : SimNode(world, network, std::move(name), generation, options), node_metrics_(registry_) {
+    : SimNode(world, network, std::move(name), generation, options) {
   auto o = options.decode;
   o.limits = {.vocab = kVocab, .max_context = options.max_context};
-  scheduler_ = std::make_unique<decode::DecodeScheduler>(
+  start(std::make_unique<decode::DecodeScheduler>(
       decode::DecodeScheduler::Deps{.clock = world.clock(),
                                     .kv = *kv_,
                                     .transport = transport_,
                                     .executor = *executor_,
-                                    .metrics = node_metrics_,
+                                    .metrics = registry_,
                                     .send = [this](control::ToRouter m) {
                                       if (to_router) to_router(std::move(m));
                                     }},
-      o);
-  executor_->sink = [this](node::StepResult r) { scheduler_->on_step(std::move(r)); };
-  start_ticking(options.tick);
+      o));
 }
 
 control::Task make_task(uint64_t id, const LedgerRequest& r) {

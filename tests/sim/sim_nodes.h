@@ -9,9 +9,7 @@
 #include "common/node/kv_store.h"
 #include "common/obs/metrics.h"
 #include "common/proto/control.pb.h"
-#include "decode_node/decode_metrics.h"
 #include "decode_node/decode_scheduler.h"
-#include "prefill_node/prefill_metrics.h"
 #include "prefill_node/prefill_scheduler.h"
 #include "tests/sim/cluster_world.h"
 #include "tests/sim/ledger_engine.h"
@@ -55,14 +53,28 @@ class SimNode : public transport::TransportEvents {
   [[nodiscard]] node::KvStore& kv() { return *kv_; }
   [[nodiscard]] MetricsRegistry& metrics() { return registry_; }
 
-  virtual void receive(const control::ToNode& message) = 0;
-  virtual void disconnect() = 0;
-  virtual void tick() = 0;
-  [[nodiscard]] virtual bool idle() const = 0;
-  [[nodiscard]] virtual control::Heartbeat heartbeat() const = 0;
+  void receive(const control::ToNode& message) { scheduler_->on_message(message); }
+  void disconnect() { scheduler_->on_disconnected(); }
+  [[nodiscard]] bool idle() const { return scheduler_->idle(); }
+  [[nodiscard]] control::Heartbeat heartbeat() const { return scheduler_->heartbeat(); }
+
+  void on_received(TransferId id, std::string commit,
+                   const transport::ReceiveStats& stats) override {
+    scheduler_->on_received(id, commit, stats);
+  }
+  void on_receive_failed(TransferId id, Error error) override {
+    scheduler_->on_receive_failed(id, error);
+  }
+  void on_sent(TransferId id, const transport::SendStats& stats) override {
+    scheduler_->on_sent(id, stats);
+  }
+  void on_send_failed(TransferId id, Error error) override {
+    scheduler_->on_send_failed(id, error);
+  }
 
  protected:
-  void start_ticking(Duration period);
+  void start(std::unique_ptr<node::Scheduler> scheduler);
+  void keep_ticking();
 
   World& world_;
   const std::string name_;
@@ -74,55 +86,19 @@ class SimNode : public transport::TransportEvents {
   std::unique_ptr<LedgerEngine> engine_;
   std::unique_ptr<SimExecutor> executor_;
   SimTransport transport_;
+  std::unique_ptr<node::Scheduler> scheduler_;
 };
 
 class SimPrefill final : public SimNode {
  public:
   SimPrefill(World& world, SimNetwork& network, std::string name, uint64_t generation,
              const NodeOptions& options);
-
-  void receive(const control::ToNode& message) override { scheduler_->on_message(message); }
-  void disconnect() override { scheduler_->on_disconnected(); }
-  void tick() override { scheduler_->tick(); }
-  [[nodiscard]] bool idle() const override { return scheduler_->idle(); }
-  [[nodiscard]] control::Heartbeat heartbeat() const override { return scheduler_->heartbeat(); }
-
-  void on_received(TransferId, std::string, const transport::ReceiveStats&) override {}
-  void on_receive_failed(TransferId, Error) override {}
-  void on_sent(TransferId id, const transport::SendStats& stats) override {
-    scheduler_->on_sent(id, stats);
-  }
-  void on_send_failed(TransferId id, Error error) override { scheduler_->on_send_failed(id, error); }
-
- private:
-  prefill::PrefillMetrics node_metrics_;
-  std::unique_ptr<prefill::PrefillScheduler> scheduler_;
 };
 
 class SimDecode final : public SimNode {
  public:
   SimDecode(World& world, SimNetwork& network, std::string name, uint64_t generation,
             const NodeOptions& options);
-
-  void receive(const control::ToNode& message) override { scheduler_->on_message(message); }
-  void disconnect() override { scheduler_->on_disconnected(); }
-  void tick() override { scheduler_->tick(); }
-  [[nodiscard]] bool idle() const override { return scheduler_->idle(); }
-  [[nodiscard]] control::Heartbeat heartbeat() const override { return scheduler_->heartbeat(); }
-
-  void on_received(TransferId id, std::string commit,
-                   const transport::ReceiveStats& stats) override {
-    scheduler_->on_received(id, commit, stats);
-  }
-  void on_receive_failed(TransferId id, Error error) override {
-    scheduler_->on_receive_failed(id, error);
-  }
-  void on_sent(TransferId, const transport::SendStats&) override {}
-  void on_send_failed(TransferId, Error) override {}
-
- private:
-  decode::DecodeMetrics node_metrics_;
-  std::unique_ptr<decode::DecodeScheduler> scheduler_;
 };
 
 // A greedy task as the router sends it.

@@ -1,0 +1,128 @@
+#include "common/node/node_main.h"
+
+#include <signal.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <ctime>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "common/base/clock.h"
+#include "common/config/config.h"
+#include "common/obs/log.h"
+#include "common/obs/metrics.h"
+
+namespace tandem::node {
+namespace {
+
+constexpr int kFailure = 1;
+constexpr int kUsage = 2;
+// Longest answer that a drain waits for.
+constexpr Duration kDrainLimit = std::chrono::seconds(30);
+constexpr long kPollNanoseconds = 50'000'000;
+
+struct Flags {
+  std::string config;
+  std::string name;
+  std::string run_dir;
+  bool print_config = false;
+};
+
+sigset_t end_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  return set;
+}
+
+// The next end signal, or 0 when none came within one poll.
+int poll_signal(const sigset_t& set) {
+  const timespec wait{.tv_sec = 0, .tv_nsec = kPollNanoseconds};
+  const int signal = sigtimedwait(&set, nullptr, &wait);
+  return signal > 0 ? signal : 0;
+}
+
+int report(const std::string& binary, const Error& error) {
+  std::fprintf(stderr, "%s: %s\n", binary.c_str(), error.to_string().c_str());
+  const bool usage = error.code == ErrorCode::kConfig || error.code == ErrorCode::kInvalidArgument;
+  return usage ? kUsage : kFailure;
+}
+
+LogLevel log_level(LogLevelChoice choice) {
+  switch (choice) {
+    case LogLevelChoice::kDebug:
+      return LogLevel::kDebug;
+    case LogLevelChoice::kInfo:
+      return LogLevel::kInfo;
+    case LogLevelChoice::kWarning:
+      return LogLevel::kWarning;
+    case LogLevelChoice::kError:
+      return LogLevel::kError;
+  }
+  return LogLevel::kInfo;
+}
+
+void drain(NodeProcess& process, const Clock& clock, const Logger& log, const sigset_t& set) {
+  log.info("draining", {{"limit_seconds", to_seconds(kDrainLimit)}});
+  process.drain();
+  const TimePoint end = clock.now() + kDrainLimit;
+  while (!process.idle() && clock.now() < end) {
+    if (poll_signal(set) == 0) continue;
+    log.warning("drain_cut_short", {{"reason", "a second signal"}});
+    return;
+  }
+  log.info("drained", {{"complete", process.idle()}});
+}
+
+int run(const NodeMain& main, const ClusterConfig& config, const Flags& flags) {
+  auto spec = main.spec(config, flags.name);
+  if (!spec) return report(main.binary, spec.error());
+  spec->run_dir = flags.run_dir;
+  spec->version = TANDEM_VERSION;
+  const SteadyClock clock;
+  auto sink = LogSink::open(config.log.file, clock);
+  if (!sink) return report(main.binary, sink.error());
+  const Logger log = Logger(**sink, log_level(config.log.level))
+                         .with({{"role", spec->role_name}, {"node", spec->settings.name}});
+  MetricsRegistry metrics;
+  const sigset_t signals = end_signals();
+  NodeProcess process(*spec, clock, log, metrics);
+  if (auto status = process.start(); !status) return report(main.binary, status.error());
+  while (poll_signal(signals) == 0) {
+  }
+  drain(process, clock, log, signals);
+  return 0;
+}
+
+}  // namespace
+
+int node_main(int argc, char** argv, const NodeMain& main) {
+  Flags flags;
+  CLI::App app("A node of a Tandem cluster", main.binary);
+  app.add_option("--config", flags.config, "cluster file")->required();
+  app.add_option("--name", flags.name, "this node's name in the file, if it has several");
+  app.add_option("--run-dir", flags.run_dir, "folder for NAME.json with this node's endpoints");
+  app.add_flag("--print-config", flags.print_config, "print every setting and stop");
+  app.set_version_flag("--version", std::string(TANDEM_VERSION));
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : kUsage;
+  }
+  // Before any thread starts, so that all inherit it and only poll_signal() sees these signals.
+  const sigset_t signals = end_signals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+  const auto config = load_cluster_config(flags.config, process_environment());
+  if (!config) return report(main.binary, config.error());
+  if (flags.print_config) {
+    std::fputs(print_config(*config).c_str(), stdout);
+    return 0;
+  }
+  return run(main, *config, flags);
+}
+
+}  // namespace tandem::node

@@ -1,0 +1,444 @@
+#include "common/node/node_process.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <future>
+#include <utility>
+
+#include "common/base/run_file.h"
+#include "common/config/config.h"
+#include "common/engine/cpu/cpu_ops.h"
+#include "common/engine/engine.h"
+#include "common/model/checkpoint.h"
+#include "common/net/control_channel.h"
+#include "common/net/http_router.h"
+#include "common/net/http_server.h"
+#include "common/net/io_thread.h"
+#include "common/node/device_thread.h"
+#include "common/node/loopback.h"
+#include "common/node/node_model.h"
+#include "common/node/node_transport.h"
+#include "common/node/startup.h"
+#include "common/proto/versions.h"
+
+namespace tandem::node {
+namespace {
+
+// How often deadlines and leases are looked at. Work itself does not wait for a tick.
+constexpr Duration kTick = std::chrono::milliseconds(5);
+// A scheduler that has not ticked for so long is stuck.
+constexpr Duration kStuck = std::chrono::seconds(5);
+constexpr Duration kSelfTestLimit = std::chrono::seconds(10);
+
+uint32_t usable_cpus() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+  return static_cast<uint32_t>(std::max(1, CPU_COUNT(&set)));
+}
+
+}  // namespace
+
+struct NodeProcess::State final : transport::TransportEvents {
+  State(const NodeSpec& s, const Clock& c, const Logger& l, MetricsRegistry& m)
+      : spec(s),
+        clock(c),
+        log(l),
+        metrics(m),
+        generation(random_generation()),
+        startup(clock, log, metrics, spec.role_name),
+        ready_gauge(m.gauge("tandem_" + s.role_name + "_ready",
+                            "1 when admitted by a router and not draining")),
+        refusals(m.counter("tandem_" + s.role_name + "_admissions_refused_total",
+                           "Times the router refused this node")),
+        sessions_lost(m.counter("tandem_" + s.role_name + "_router_sessions_lost_total",
+                                "Connections to the router that broke after admission")) {}
+
+  ~State() override {
+    if (http) http->stop();
+    io.stop();
+    device.stop();  // ends the running step: after it nobody touches KV memory but the transport
+    client.reset();
+    heartbeat_timer.reset();
+    tick_timer.reset();
+    scheduler.reset();
+    transport.reset();
+  }
+
+  // ---- start, on main()'s thread
+  Status open_model();
+  Status open_kv();
+  Status open_endpoints();
+  Status load_engine();
+  Status self_test();
+  Status start_scheduler();
+  Status connect();
+
+  // ---- control thread
+  Status dial();
+  void tick();
+  control::Hello make_hello() const;
+  void admitted(const control::Welcome& welcome);
+  void disconnected(const Error& reason);
+  void send(const control::ToRouter& message);
+  void send_heartbeat();
+  void restart_session();
+  void update_ready();
+
+  // ---- HTTP threads
+  void serve();
+
+  // ---- transport thread: post and return
+  void on_received(TransferId id, std::string commit,
+                   const transport::ReceiveStats& stats) override {
+    io.post([this, id, commit = std::move(commit), stats] {
+      if (id == kLoopbackTransfer) return loopback ? loopback->on_received(commit) : void();
+      if (scheduler) scheduler->on_received(id, commit, stats);
+    });
+  }
+  void on_receive_failed(TransferId id, Error error) override {
+    io.post([this, id, error = std::move(error)] {
+      if (id == kLoopbackTransfer) return loopback ? loopback->on_failed(error) : void();
+      if (scheduler) scheduler->on_receive_failed(id, error);
+    });
+  }
+  void on_sent(TransferId id, const transport::SendStats& stats) override {
+    io.post([this, id, stats] {
+      if (id == kLoopbackTransfer) return loopback ? loopback->on_sent() : void();
+      if (scheduler) scheduler->on_sent(id, stats);
+    });
+  }
+  void on_send_failed(TransferId id, Error error) override {
+    io.post([this, id, error = std::move(error)] {
+      if (id == kLoopbackTransfer) return loopback ? loopback->on_failed(error) : void();
+      if (scheduler) scheduler->on_send_failed(id, error);
+    });
+  }
+
+  const NodeSpec spec;
+  const Clock& clock;
+  const Logger log;
+  MetricsRegistry& metrics;
+  const Generation generation;
+  Startup startup;
+  Gauge ready_gauge;
+  Counter refusals, sessions_lost;
+
+  NodeModel model;
+  std::string engine_name;
+  ControlOptions control_options;
+  IoThread io{"tandem-control"};
+  std::unique_ptr<KvStore> kv;
+  std::unique_ptr<transport::Transport> transport;
+  std::unique_ptr<LoopbackTest> loopback;  // during the self-test
+  std::shared_ptr<Scheduler> scheduler;    // control thread, from start_scheduler() on
+  DeviceThread device{clock, [this](StepResult result) {
+                        auto shared = std::make_shared<StepResult>(std::move(result));
+                        io.post([this, shared] { scheduler->on_step(std::move(*shared)); });
+                      }};
+  HttpRouter routes;
+  std::unique_ptr<HttpServer> http;
+  std::unique_ptr<ControlClient> client;
+  std::unique_ptr<IoThread::Timer> tick_timer;
+  std::unique_ptr<IoThread::Timer> heartbeat_timer;
+
+  std::atomic<bool> self_test_passed{false};
+  std::atomic<bool> is_admitted{false};
+  std::atomic<bool> is_draining{false};
+  std::atomic<bool> is_idle{true};
+  std::atomic<int64_t> last_tick{0};  // nanoseconds of the clock; 0: not started
+};
+
+Status NodeProcess::State::open_model() {
+  TANDEM_ASSIGN(model, open_node_model(spec.config, spec.settings, clock));
+  log.info("model_opened", {{"model", model.id},
+                            {"config", model.checkpoint->config().describe()},
+                            {"files", model.checkpoint->summary().describe()},
+                            {"weights", to_string(model.weights)}});
+  for (const auto& warning : model.checkpoint->warnings()) {
+    log.warning("model_warning", {{"text", warning}});
+  }
+  return {};
+}
+
+Status NodeProcess::State::open_kv() {
+  TANDEM_ASSIGN(kv, KvStore::create({.pool = {.layout = model.layout,
+                                              .blocks = model.blocks,
+                                              .tails = model.layout.needs_tail() ? spec.tails : 0,
+                                              .memory = {}},
+                                     .prefix_cache = spec.config.kv.prefix_cache}));
+  log.info("kv_pool", {{"layout", model.layout.describe()},
+                       {"blocks", model.blocks},
+                       {"bytes", uint64_t{model.blocks} * model.layout.block_bytes()},
+                       {"context", model.max_context}});
+  return {};
+}
+
+Status NodeProcess::State::open_endpoints() {
+  io.start();
+  TANDEM_ASSIGN(transport,
+                open_transport(spec.settings.transport,
+                               {.self = generation, .clock = clock, .events = *this}));
+  log.info("transport", {{"transport", transport->name()}, {"detail", transport->detail()}});
+  serve();
+  HttpSettings settings;
+  settings.host = spec.settings.metrics.host;
+  settings.port = spec.settings.metrics.port;
+  settings.threads = 1;
+  TANDEM_ASSIGN(http, HttpServer::create(
+                          settings,
+                          [this](HttpRequest request, HttpResponder responder) {
+                            routes.handle(std::move(request), std::move(responder));
+                          },
+                          {.clock = clock, .log = log, .metrics = metrics}));
+  const std::string address = settings.host + ":" + std::to_string(http->port());
+  log.info("listening", {{"metrics", address}});
+  if (spec.run_dir.empty()) return {};
+  return publish_endpoints(spec.run_dir, spec.role_name, spec.settings.name,
+                           {{"metrics", address}});
+}
+
+Status NodeProcess::State::load_engine() {
+  engine::CpuOptions cpu;
+  cpu.threads = compute_threads(spec.config, spec.settings, usable_cpus());
+  cpu.cpus.assign(spec.settings.cpus.begin(), spec.settings.cpus.end());
+  cpu.weights = model.weights;
+  const engine::EngineOptions options{.max_rows = spec.settings.max_batch_tokens,
+                                      .max_context = model.max_context};
+  size_t weight_bytes = 0;
+  TANDEM_TRY(device.start([&]() -> Result<StepFunction> {
+    TANDEM_ASSIGN(std::shared_ptr<engine::Ops> ops, engine::create_cpu_ops(cpu));
+    TANDEM_ASSIGN(std::shared_ptr<engine::Engine> engine,
+                  engine::Engine::create(*model.checkpoint, *ops, options));
+    engine_name = ops->name();
+    weight_bytes = ops->weight_bytes();
+    // The engine goes before the ops that own its memory.
+    return StepFunction([ops, engine = std::move(engine), pages = kv->pages()](
+                            auto sequences, const auto& hook) mutable {
+      return engine->step(sequences, pages, hook);
+    });
+  }));
+  model.checkpoint->release_pages();
+  log.info("engine_loaded", {{"engine", engine_name},
+                             {"threads", cpu.threads},
+                             {"stored_bytes", model.checkpoint->summary().stored_bytes},
+                             {"weight_bytes", weight_bytes}});
+  return {};
+}
+
+Status NodeProcess::State::self_test() {
+  auto test = std::make_unique<LoopbackTest>(*kv, *transport, generation);
+  LoopbackTest& running = *test;
+  io.post([this, &test] { loopback = std::move(test); });
+  std::promise<void> in_place;
+  io.post([&] { in_place.set_value(); });
+  in_place.get_future().wait();
+  TANDEM_TRY(running.run(kSelfTestLimit));
+  std::promise<void> gone;
+  io.post([&] {
+    loopback.reset();
+    gone.set_value();
+  });
+  gone.get_future().wait();
+  self_test_passed = true;
+  return {};
+}
+
+Status NodeProcess::State::start_scheduler() {
+  const TaskLimits limits{.vocab = model.checkpoint->config().vocab,
+                          .max_context = model.max_context};
+  std::shared_ptr<Scheduler> made =
+      spec.make_scheduler({.clock = clock,
+                           .kv = *kv,
+                           .transport = *transport,
+                           .executor = device,
+                           .metrics = metrics,
+                           .limits = limits,
+                           .send = [this](const control::ToRouter& m) { send(m); }});
+  io.post([this, made = std::move(made)] {
+    scheduler = made;
+    tick_timer = io.every(kTick, [this] { tick(); });
+  });
+  return {};
+}
+
+Status NodeProcess::State::connect() {
+  TANDEM_ASSIGN(control_options.shared_key, load_shared_key(spec.config.router.control));
+  control_options.handshake_timeout = spec.config.router.control.handshake_timeout;
+  control_options.peer_timeout = spec.config.router.control.peer_timeout;
+  std::promise<Status> made;
+  auto outcome = made.get_future();
+  io.post([this, &made] { made.set_value(dial()); });
+  return outcome.get();
+}
+
+Status NodeProcess::State::dial() {
+  TANDEM_ASSIGN(client,
+                ControlClient::create(
+                    router_address(spec.config, spec.settings), generation, control_options,
+                    {.make_hello = [this] { return make_hello(); },
+                     .on_admitted = [this](const control::Welcome& w) { admitted(w); },
+                     .on_refused =
+                         [this](const std::string& reason) {
+                           refusals.add();
+                           log.warning("router_refused_this_node", {{"reason", reason}});
+                         },
+                     .on_message = [this](control::ToNode&& m) { scheduler->on_message(m); },
+                     .on_disconnected = [this](const Error& reason) { disconnected(reason); }},
+                    {.io = io, .clock = clock, .log = log, .metrics = metrics}));
+  return {};
+}
+
+void NodeProcess::State::tick() {
+  scheduler->tick();
+  is_idle.store(scheduler->idle(), std::memory_order_relaxed);
+  last_tick.store(std::max<int64_t>(clock.now().since_start.count(), 1), std::memory_order_relaxed);
+}
+
+control::Hello NodeProcess::State::make_hello() const {
+  const model::ModelConfig& m = model.checkpoint->config();
+  control::Hello hello;
+  hello.set_role(spec.role);
+  hello.set_node_id(spec.settings.name);
+  auto& c = *hello.mutable_compatibility();
+  c.set_model_fingerprint(model.checkpoint->fingerprint());
+  c.set_tokenizer_hash(model.tokenizer_hash);
+  c.set_kv_format(std::string(kv::to_string(model.layout.format)));
+  c.set_kv_block_tokens(kv::kBlockTokens);
+  c.set_kv_layers(model.layout.layers);
+  c.set_kv_heads(model.layout.kv_heads);
+  c.set_kv_head_dim(model.layout.head_dim);
+  c.set_kv_codec_version(proto::kKvCodecVersion);
+  c.set_dtype(std::string(to_string(model.weights)));
+  c.set_transport_protocol_version(proto::kKvFrameVersion);
+  for (const auto& [library, version] : library_versions(*transport)) {
+    (*c.mutable_library_versions())[library] = version;
+  }
+  hello.set_transport(std::string(transport->name()));
+  hello.set_transport_detail(transport->detail());
+  hello.set_transport_address(transport->address());
+  hello.set_model_id(model.id);
+  hello.set_vocab_size(m.vocab);
+  hello.set_max_context(model.max_context);
+  hello.set_kv_blocks(model.blocks);
+  hello.set_kv_block_bytes(model.layout.block_bytes());
+  hello.set_max_sequences(spec.settings.max_sequences);
+  hello.set_max_batch_tokens(spec.settings.max_batch_tokens);
+  hello.set_engine(engine_name);
+  hello.set_build_version(spec.version);
+  hello.set_self_test_passed(self_test_passed);
+  return hello;
+}
+
+void NodeProcess::State::admitted(const control::Welcome& welcome) {
+  is_admitted = true;
+  update_ready();
+  log.info("admitted_by_router", {{"router_generation", welcome.router_generation()},
+                                  {"heartbeat_ms", welcome.heartbeat_ms()},
+                                  {"seconds_since_start", startup.total_seconds()}});
+  send_heartbeat();
+  const auto period = std::chrono::milliseconds(std::max(welcome.heartbeat_ms(), 10U));
+  heartbeat_timer = io.every(period, [this] { send_heartbeat(); });
+}
+
+void NodeProcess::State::disconnected(const Error& reason) {
+  is_admitted = false;
+  update_ready();
+  sessions_lost.add();
+  heartbeat_timer.reset();
+  log.warning("router_lost", reason, {});
+  scheduler->on_disconnected();
+}
+
+void NodeProcess::State::send_heartbeat() {
+  control::ToRouter message;
+  *message.mutable_heartbeat() = scheduler->heartbeat();
+  send(message);
+}
+
+void NodeProcess::State::send(const control::ToRouter& message) {
+  if (!client || !client->admitted() || client->send(message)) return;
+  // A lost message would leave the router waiting for it. It rather loses the connection: both
+  // sides then know that what was open is gone.
+  io.post([this] { restart_session(); });
+}
+
+void NodeProcess::State::restart_session() {
+  if (!client || !client->admitted()) return;
+  log.error("router_too_slow", {{"action", "closing the session: its queue is full"}});
+  client.reset();
+  disconnected(make_error(ErrorCode::kQueueFull, "the router does not take messages"));
+  if (auto status = dial(); !status) log.error("router_dial", status.error());
+}
+
+void NodeProcess::State::update_ready() {
+  ready_gauge.set(is_admitted && self_test_passed && !is_draining ? 1 : 0);
+}
+
+void NodeProcess::State::serve() {
+  const auto text = [](int status, std::string body) {
+    return HttpResponse{.status = status,
+                        .content_type = "text/plain; charset=utf-8",
+                        .headers = {},
+                        .body = std::move(body)};
+  };
+  routes.exact("GET", "/metrics", [this](const HttpRequest&, const HttpResponder& responder) {
+    responder.respond({.status = 200,
+                       .content_type = std::string(kMetricsContentType),
+                       .headers = {},
+                       .body = metrics.exposition()});
+  });
+  routes.exact("GET", "/health/live", [this, text](const HttpRequest&, const HttpResponder& r) {
+    const int64_t last = last_tick.load(std::memory_order_relaxed);
+    const bool stuck = last != 0 && clock.now().since_start - Duration(last) > kStuck;
+    r.respond(stuck ? text(503, "the scheduler does not advance\n") : text(200, "live\n"));
+  });
+  routes.exact("GET", "/health/ready", [this, text](const HttpRequest&, const HttpResponder& r) {
+    if (!self_test_passed) {
+      r.respond(text(503, "starting\n"));
+    } else if (is_draining) {
+      r.respond(text(503, "draining\n"));
+    } else if (!is_admitted) {
+      r.respond(text(503, "not admitted by a router\n"));
+    } else {
+      r.respond(text(200, "ready\n"));
+    }
+  });
+}
+
+NodeProcess::NodeProcess(const NodeSpec& spec, const Clock& clock, const Logger& log,
+                         MetricsRegistry& metrics)
+    : state_(std::make_unique<State>(spec, clock, log, metrics)) {}
+
+NodeProcess::~NodeProcess() = default;
+
+Status NodeProcess::start() {
+  State& s = *state_;
+  // The endpoints come early, so that health and start-up metrics can be asked while weights load.
+  TANDEM_TRY(s.startup.phase("open_model", [&] { return s.open_model(); }));
+  TANDEM_TRY(s.startup.phase("kv_pool", [&] { return s.open_kv(); }));
+  TANDEM_TRY(s.startup.phase("endpoints", [&] { return s.open_endpoints(); }));
+  TANDEM_TRY(s.startup.phase("load_weights", [&] { return s.load_engine(); }));
+  TANDEM_TRY(s.startup.phase("kv_self_test", [&] { return s.self_test(); }));
+  TANDEM_TRY(s.start_scheduler());
+  TANDEM_TRY(s.startup.phase("dial_router", [&] { return s.connect(); }));
+  s.log.info("started", {{"seconds", s.startup.total_seconds()}});
+  return {};
+}
+
+void NodeProcess::drain() {
+  state_->is_draining = true;
+  state_->is_idle = false;  // until a tick has looked
+  state_->io.post([s = state_.get()] {
+    s->update_ready();
+    if (!s->scheduler) return;
+    s->scheduler->drain();
+    s->send_heartbeat();
+  });
+}
+
+bool NodeProcess::idle() const { return state_->is_idle; }
+
+
+}  // namespace tandem::node

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "common/base/clock.h"
+#include "common/base/result.h"
+#include "common/config/cluster_config.h"
+#include "common/node/scheduler.h"
+#include "common/obs/log.h"
+#include "common/obs/metrics.h"
+#include "common/proto/control.pb.h"
+
+namespace tandem::node {
+
+// What a role's scheduler is made from, once everything else of the process stands.
+struct SchedulerDeps {
+  const Clock& clock;
+  KvStore& kv;
+  transport::Transport& transport;
+  StepExecutor& executor;
+  MetricsRegistry& metrics;
+  TaskLimits limits;
+  std::function<void(control::ToRouter)> send;
+};
+
+struct NodeSpec {
+  control::Role role = control::ROLE_UNSPECIFIED;
+  std::string role_name;  // "prefill", "decode": metrics, logs, run directory
+  const ClusterConfig& config;
+  const NodeSettings& settings;
+  uint32_t tails = 0;      // open pages, if the KV format needs them
+  std::string run_dir;     // where to publish endpoints; empty: nowhere
+  std::string version;
+  std::function<std::unique_ptr<Scheduler>(const SchedulerDeps&)> make_scheduler;
+};
+
+// A node's process: control thread, device thread, transport, metrics endpoint and the connection to
+// the router, with a scheduler in the middle.
+//
+//   start()  loads the model, tests the KV path, listens, dials the router
+//   drain()  refuses new work; idle() tells when what was running has ended
+//   ~        stops every thread; what still runs is dropped
+//
+// Owned by main()'s thread. Its endpoint serves /metrics, /health/live (the scheduler's tick advances) and
+// /health/ready (admitted by a router, self-test passed, not draining).
+class NodeProcess {
+ public:
+  NodeProcess(const NodeSpec& spec, const Clock& clock, const Logger& log,
+              MetricsRegistry& metrics);
+  ~NodeProcess();
+  NodeProcess(const NodeProcess&) = delete;
+  NodeProcess& operator=(const NodeProcess&) = delete;
+
+  [[nodiscard]] Status start();
+  void drain();
+  [[nodiscard]] bool idle() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace tandem::node

@@ -1,0 +1,35 @@
+#include "common/node/node_transport.h"
+
+#include <utility>
+
+namespace tandem::node {
+
+Result<std::unique_ptr<transport::Transport>> open_transport(const TransportSettings& settings,
+                                                             const transport::TransportDeps& deps) {
+  (void)deps;
+  switch (settings.kind) {
+    case TransportChoice::kUcx:
+      return fail(ErrorCode::kUnsupported, "this build has no ucx transport", "transport.kind");
+    case TransportChoice::kInproc:
+      break;
+  }
+  return fail(ErrorCode::kConfig,
+              "transport 'inproc' joins nodes inside of one process only; these are separate "
+              "processes: use 'ucx'",
+              "transport.kind");
+}
+
+std::map<std::string, std::string> library_versions(const transport::Transport& transport) {
+  std::map<std::string, std::string> versions;
+  // detail() begins with the library and its version: "ucx 1.13.1: posix, cma, tcp".
+  const std::string detail = transport.detail();
+  const size_t space = detail.find(' ');
+  const size_t colon = detail.find(':');
+  if (transport.name() == "ucx" && space != std::string::npos && colon != std::string::npos &&
+      space < colon) {
+    versions.emplace("ucx", detail.substr(space + 1, colon - space - 1));
+  }
+  return versions;
+}
+
+}  // namespace tandem::node

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "common/base/result.h"
+#include "common/config/cluster_config.h"
+#include "common/transport/transport.h"
+
+namespace tandem::node {
+
+// The transport that a node's configuration names; never another one. Between processes that is ucx:
+// inproc is refused with the reason.
+[[nodiscard]] Result<std::unique_ptr<transport::Transport>> open_transport(
+    const TransportSettings& settings, const transport::TransportDeps& deps);
+
+// For the handshake: libraries whose versions two nodes must share, e.g. {"ucx", "1.13.1"}.
+[[nodiscard]] std::map<std::string, std::string> library_versions(
+    const transport::Transport& transport);
+
+}  // namespace tandem::node
