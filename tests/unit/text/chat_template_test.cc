@@ -292,6 +292,32 @@ TEST(BadInput, IsAnErrorNamingTheField) {
   EXPECT_EQ(kwargs.error().param, "chat_template_kwargs");
 }
 
+TEST(BadInput, LongChainsCompileOrAreRefused) {
+  const auto repeat = [](const std::string& unit, size_t count) {
+    std::string out;
+    for (size_t i = 0; i < count; ++i) out += unit;
+    return out;
+  };
+  for (const std::string unit : {"not ", "-", "1+", "x."}) {
+    const std::string tail = unit == "x." ? "x }}" : "1 }}";
+    EXPECT_NE(compile("{{ " + repeat(unit, 9000) + tail), nullptr) << unit;
+    const json::object config{{"chat_template", "{{ " + repeat(unit, 200000) + tail}};
+    const auto chat = ChatTemplate::from_config(json::serialize(config), std::nullopt, kClock);
+    ASSERT_FALSE(chat) << unit;
+    EXPECT_EQ(chat.error().code, ErrorCode::kCorruptData);
+  }
+  for (const std::string& source :
+       {repeat("(", 200000), "{{ " + repeat("(", 9000), repeat("{% if 1 %}", 90000),
+        "{% if 1 %}" + repeat("{% elif 1 %}", 50000), "{{ " + repeat("[", 9000)}) {
+    const json::object config{{"chat_template", source}};
+    const auto chat = ChatTemplate::from_config(json::serialize(config), std::nullopt, kClock);
+    // Plain text stays text; everything else must have been refused.
+    if (chat) {
+      EXPECT_EQ(render(**chat, R"([{"role":"user","content":"x"}])"), source);
+    }
+  }
+}
+
 TEST(BadInput, TemplateThatNeverEndsIsStopped) {
   const auto chat = compile(
       "{% if messages[0].content == 'loop' %}{% for a in range(90000) %}{% for b in range(90000) %}"

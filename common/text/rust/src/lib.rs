@@ -10,5 +10,6 @@ pub mod messages;
 pub mod methods;
 pub mod python;
 pub mod scheme;
+pub mod source;
 pub mod template;
 pub mod tokenizer;

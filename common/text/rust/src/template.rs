@@ -1,6 +1,5 @@
 //! Chat templates: Jinja2 as `transformers` sets it up, on minijinja.
 
-use std::borrow::Cow;
 use std::error::Error as _;
 use std::fmt;
 
@@ -14,6 +13,7 @@ use crate::config::TokenizerConfig;
 use crate::messages::{prepare, TemplateShape};
 use crate::methods;
 use crate::python;
+use crate::source;
 
 /// Instructions one rendering may take. A conversation of a thousand messages takes about a
 /// million; a template that loops on is stopped within seconds.
@@ -74,20 +74,11 @@ impl ChatTemplates {
         sources: Vec<(String, String)>,
         special_tokens: Vec<(String, String)>,
     ) -> Result<Self, Failure> {
-        let mut environment = new_environment()?;
-        let mut names = Vec::new();
-        for (name, source) in sources {
-            environment
-                .add_template_owned(name.clone(), without_generation_tags(&source).into_owned())
-                .map_err(|e| {
-                    Failure::corrupt(format!(
-                        "chat template \"{name}\" does not compile: {}",
-                        describe(&e)
-                    ))
-                })?;
-            names.retain(|known| *known != name);
-            names.push(name);
-        }
+        let names = sources
+            .iter()
+            .map(|(name, _)| name.clone())
+            .collect::<Vec<_>>();
+        let environment = compile(sources)?;
         let mut templates = ChatTemplates {
             environment,
             shapes: Vec::new(),
@@ -95,6 +86,7 @@ impl ChatTemplates {
         };
         for name in names {
             let shape = templates.probe(&name);
+            templates.shapes.retain(|(known, _)| *known != name);
             templates.shapes.push((name, shape));
         }
         Ok(templates)
@@ -234,6 +226,32 @@ fn parse(text: &str, what: &str) -> Result<Json, Failure> {
     serde_json::from_str(text).map_err(|e| Failure::invalid(format!("{what} is not JSON: {e}")))
 }
 
+/// Compiles on a thread of its own: the compiler recurses along chains of operators.
+fn compile(sources: Vec<(String, String)>) -> Result<Environment<'static>, Failure> {
+    let internal = |what: String| Failure::new(Status::Internal, what);
+    let worker = std::thread::Builder::new()
+        .stack_size(source::COMPILE_STACK_BYTES)
+        .spawn(move || {
+            let mut environment = new_environment()?;
+            for (name, text) in sources {
+                let text = source::prepare(&text)?;
+                environment
+                    .add_template_owned(name.clone(), text)
+                    .map_err(|e| {
+                        Failure::corrupt(format!(
+                            "chat template \"{name}\" does not compile: {}",
+                            describe(&e)
+                        ))
+                    })?;
+            }
+            Ok(environment)
+        })
+        .map_err(|e| internal(format!("cannot start a thread: {e}")))?;
+    worker
+        .join()
+        .map_err(|_| internal("the template compiler panicked".to_string()))?
+}
+
 fn new_environment() -> Result<Environment<'static>, Failure> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder()
@@ -328,69 +346,4 @@ fn describe(error: &Error) -> String {
         .line()
         .map_or(String::new(), |l| format!(" (line {l})"));
     format!("chat template: {}{detail}{line}", error.kind())
-}
-
-/// `{% generation %}` marks an assistant's text for training; here it is a plain scope.
-fn without_generation_tags(source: &str) -> Cow<'_, str> {
-    if !source.contains("generation") {
-        return Cow::Borrowed(source);
-    }
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(at) = rest.find('{') {
-        out.push_str(&rest[..at]);
-        rest = &rest[at..];
-        let end = if rest.starts_with("{#") {
-            rest.find("#}").map(|e| e + 2)
-        } else if rest.starts_with("{{") {
-            tag_end(rest, "}}")
-        } else if rest.starts_with("{%") {
-            tag_end(rest, "%}")
-        } else {
-            Some(1)
-        };
-        // An unclosed tag is left to the compiler to report.
-        let end = end.unwrap_or(rest.len());
-        let tag = &rest[..end];
-        rest = &rest[end..];
-        match tag_name(tag) {
-            "generation" => out.push_str(&tag.replacen("generation", "with", 1)),
-            "endgeneration" => out.push_str(&tag.replacen("endgeneration", "endwith", 1)),
-            "raw" => {
-                let close = rest.find("endraw").unwrap_or(rest.len());
-                out.push_str(tag);
-                out.push_str(&rest[..close]);
-                rest = &rest[close..];
-            }
-            _ => out.push_str(tag),
-        }
-    }
-    out.push_str(rest);
-    Cow::Owned(out)
-}
-
-fn tag_name(tag: &str) -> &str {
-    tag.strip_prefix("{%")
-        .and_then(|t| t.strip_suffix("%}"))
-        .map_or("", |t| {
-            t.trim_matches(|c: char| c == '-' || c == '+' || c.is_whitespace())
-        })
-}
-
-/// Length of a tag up to and with `close`, which does not count inside a string literal.
-fn tag_end(text: &str, close: &str) -> Option<usize> {
-    let bytes = text.as_bytes();
-    let mut quote = None;
-    let mut i = 2;
-    while i < bytes.len() {
-        match (quote, bytes[i]) {
-            (Some(_), b'\\') => i += 1,
-            (Some(q), b) if q == b => quote = None,
-            (None, b'\'' | b'"') => quote = Some(bytes[i]),
-            (None, _) if bytes[i..].starts_with(close.as_bytes()) => return Some(i + close.len()),
-            _ => {}
-        }
-        i += 1;
-    }
-    None
 }

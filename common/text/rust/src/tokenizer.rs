@@ -11,7 +11,7 @@ use crate::config::TokenizerConfig;
 use crate::scheme::{alphabet_char, Steps, KIND_BYTES};
 
 /// Above any real vocabulary; keeps a file with one huge id from asking for gigabytes.
-const MAX_VOCABULARY: u32 = 1 << 24;
+const MAX_VOCABULARY: u32 = 1 << 22;
 
 /// Flags of a vocabulary record.
 pub const TOKEN_SPECIAL: u8 = 1;
