@@ -20,6 +20,10 @@ int run(int argc, char** argv) {
       "Tandem serves large language models with prefill and decode as separate processes.");
   app.set_version_flag("--version", std::string("tandem ") + TANDEM_VERSION);
   app.require_subcommand(1);
+  tandem::cli::add_up(app, context);
+  tandem::cli::add_down(app, context);
+  tandem::cli::add_status(app, context);
+  tandem::cli::add_chat(app, context);
   tandem::cli::add_generate(app, context);
   tandem::cli::add_tokenize(app, context);
   tandem::cli::add_eval(app, context);

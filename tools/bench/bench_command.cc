@@ -72,13 +72,15 @@ void add_bench_command(CLI::App& app) {
   command->add_option("--url", flags->load.url, "Server, e.g. http://127.0.0.1:8000")->required();
   command->add_option("--api-key", flags->load.api_key, "Bearer key")->envname("TANDEM_API_KEY");
   command->add_option("--model", flags->load.model, "Model id; default: the first listed");
-  CLI::Option* trace = command->add_option(
-      "--trace", flags->trace, "Replay an Azure (CSV) or Mooncake (JSON lines) trace");
-  command->add_option("--time-scale", flags->scale.time,
-                      "Multiplies the trace's times: 0.5 sends twice as fast")
+  CLI::Option* trace = command->add_option("--trace", flags->trace,
+                                           "Replay an Azure (CSV) or Mooncake (JSON lines) trace");
+  command
+      ->add_option("--time-scale", flags->scale.time,
+                   "Multiplies the trace's times: 0.5 sends twice as fast")
       ->check(CLI::Range(0.0, 1e6));
-  command->add_option("--length-scale", flags->scale.length,
-                      "Multiplies the trace's prompt and output lengths")
+  command
+      ->add_option("--length-scale", flags->scale.length,
+                   "Multiplies the trace's prompt and output lengths")
       ->check(CLI::Range(1e-6, 1e3));
   command->add_option("--max-prompt-tokens", flags->scale.max_prompt_tokens,
                       "Cut longer prompts of the trace");
@@ -93,10 +95,10 @@ void add_bench_command(CLI::App& app) {
   command->add_option("--output-tokens", flags->output_tokens, "Answer length")
       ->check(CLI::Range(1, 10'000'000))
       ->excludes(trace);
-  command->add_option("--requests", flags->requests,
-                      "How many; default 100, or the whole trace");
-  command->add_option("--concurrency", flags->load.concurrency,
-                      "Closed loop: keep this many open and ignore due times")
+  command->add_option("--requests", flags->requests, "How many; default 100, or the whole trace");
+  command
+      ->add_option("--concurrency", flags->load.concurrency,
+                   "Closed loop: keep this many open and ignore due times")
       ->check(CLI::Range(1, 100'000));
   command->add_option("--seed", flags->load.seed, "Of arrivals and prompts");
   command->add_option("--slo-ttft-ms", flags->slo_ttft_ms, "Goodput bound on time to first token");

@@ -16,13 +16,15 @@ uint32_t count(const json::object& usage, std::string_view key) {
   return static_cast<uint32_t>(std::clamp<int64_t>(value->get_int64(), 0, UINT32_MAX));
 }
 
-bool has_text(const json::object& choice) {
-  const json::value* text = choice.if_contains("text");
+// The piece of text an event brings for a choice; empty when it brings none.
+std::string_view text_of(const json::value& choice) {
+  if (!choice.is_object()) return {};
+  const json::value* text = choice.get_object().if_contains("text");
   if (!text) {
-    const json::value* delta = choice.if_contains("delta");
+    const json::value* delta = choice.get_object().if_contains("delta");
     if (delta && delta->is_object()) text = delta->get_object().if_contains("content");
   }
-  return text && text->is_string() && !text->get_string().empty();
+  return text && text->is_string() ? std::string_view(text->get_string()) : std::string_view();
 }
 
 }  // namespace
@@ -71,12 +73,19 @@ bool CompletionStream::event(std::string_view data) {
     prompt_tokens_ = count(usage->get_object(), "prompt_tokens");
     output_tokens_ = count(usage->get_object(), "completion_tokens");
     const json::value* details = usage->get_object().if_contains("prompt_tokens_details");
-    if (details && details->is_object()) cached_tokens_ = count(details->get_object(), "cached_tokens");
+    if (details && details->is_object())
+      cached_tokens_ = count(details->get_object(), "cached_tokens");
   }
   const json::value* choices = object.if_contains("choices");
   if (!choices || !choices->is_array()) return false;
-  return std::any_of(choices->get_array().begin(), choices->get_array().end(),
-                     [](const json::value& c) { return c.is_object() && has_text(c.get_object()); });
+  bool with_text = false;
+  for (const json::value& choice : choices->get_array()) {
+    const std::string_view text = text_of(choice);
+    if (text.empty()) continue;
+    with_text = true;
+    if (on_text_) on_text_(text);
+  }
+  return with_text;
 }
 
 }  // namespace tandem::bench

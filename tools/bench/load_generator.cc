@@ -20,11 +20,16 @@ namespace json = boost::json;
 
 // Ordinary English, tokenized by the server, gives the ids that prompts are made of.
 constexpr std::string_view kPoolText =
-    "The river had risen in the night and the ferry could not cross before noon. People waited under the "
-    "trees, counting their baskets and telling each other what the water had carried past: a door, two "
-    "chairs, a length of fence with the bells still on it. Nobody asked when the pilot would come, for he "
-    "came when the current allowed it and not before. A boy sold apples, four for a coin, and the schoolmaster "
-    "bought eight and gave them away again. By the afternoon the clouds moved east, the light turned yellow, "
+    "The river had risen in the night and the ferry could not cross before noon. People waited "
+    "under the "
+    "trees, counting their baskets and telling each other what the water had carried past: a door, "
+    "two "
+    "chairs, a length of fence with the bells still on it. Nobody asked when the pilot would come, "
+    "for he "
+    "came when the current allowed it and not before. A boy sold apples, four for a coin, and the "
+    "schoolmaster "
+    "bought eight and gave them away again. By the afternoon the clouds moved east, the light "
+    "turned yellow, "
     "and somebody on the far bank began to wave a white cloth from the roof of the mill.";
 
 struct Reply {
@@ -59,9 +64,10 @@ Result<json::object> call(IoThread& io, AsyncHttpClient& client, HttpCall reques
   boost::system::error_code error;
   const json::value value = json::parse(pending->reply.body, error);
   if (pending->reply.status != 200 || error || !value.is_object()) {
-    return fail(ErrorCode::kUnavailable,
-                fmt::format("{}: HTTP {}: {:.200}", what, pending->reply.status, pending->reply.body),
-                "--url");
+    return fail(
+        ErrorCode::kUnavailable,
+        fmt::format("{}: HTTP {}: {:.200}", what, pending->reply.status, pending->reply.body),
+        "--url");
   }
   return value.get_object();
 }
@@ -84,9 +90,9 @@ Result<std::vector<TokenId>> token_pool(IoThread& io, AsyncHttpClient& client,
                                         const LoadOptions& options, const std::string& model) {
   const json::object body = {
       {"model", model}, {"prompt", kPoolText}, {"add_special_tokens", false}};
-  TANDEM_ASSIGN(const json::object reply,
-                call(io, client,
-                     {"POST", "/tokenize", request_headers(options), json::serialize(body)}));
+  TANDEM_ASSIGN(
+      const json::object reply,
+      call(io, client, {"POST", "/tokenize", request_headers(options), json::serialize(body)}));
   std::set<TokenId> ids;
   if (const json::value* tokens = reply.if_contains("tokens"); tokens && tokens->is_array()) {
     for (const json::value& id : tokens->get_array()) {
@@ -94,7 +100,8 @@ Result<std::vector<TokenId>> token_pool(IoThread& io, AsyncHttpClient& client,
     }
   }
   if (ids.size() < 2)
-    return fail(ErrorCode::kUnsupported, "/tokenize gave no token ids; this load needs them", "--url");
+    return fail(ErrorCode::kUnsupported, "/tokenize gave no token ids; this load needs them",
+                "--url");
   return std::vector<TokenId>(ids.begin(), ids.end());
 }
 
@@ -187,9 +194,9 @@ class Load {
     auto open = std::make_shared<Open>();
     open->index = index;
     open->due = due;
-    HttpCall request{"POST", "/v1/completions", request_headers(options_),
-                     completion_body(model_, prompts_.make(load_[index], index),
-                                     load_[index].output_tokens)};
+    HttpCall request{
+        "POST", "/v1/completions", request_headers(options_),
+        completion_body(model_, prompts_.make(load_[index], index), load_[index].output_tokens)};
     client_.send(std::move(request),
                  {[open](int status, const HttpHeaders&) { open->status = status; },
                   [this, open](std::string_view bytes) { data(*open, bytes); },

@@ -12,14 +12,14 @@
 namespace tandem::bench {
 
 struct LoadOptions {
-  std::string url;              // of the server, e.g. http://127.0.0.1:8000
+  std::string url;  // of the server, e.g. http://127.0.0.1:8000
   std::string api_key;
-  std::string model;            // empty: the first that /v1/models lists
-  // 0: open loop, every request is sent when it is due. N: closed loop, the next request is sent as soon as
-  // fewer than N are open, and due times are ignored.
+  std::string model;  // empty: the first that /v1/models lists
+  // 0: open loop, every request is sent when it is due. N: closed loop, the next request is sent as
+  // soon as fewer than N are open, and due times are ignored.
   uint32_t concurrency = 0;
-  uint32_t max_open = 4096;     // open loop: beyond it a request fails as "client limit"
-  double length_scale = 1;      // as applied to the trace, for its hash blocks
+  uint32_t max_open = 4096;  // open loop: beyond it a request fails as "client limit"
+  double length_scale = 1;   // as applied to the trace, for its hash blocks
   uint64_t seed = 1;
   Duration request_timeout = std::chrono::minutes(10);
   bool verify_certificate = true;

@@ -8,7 +8,8 @@
 namespace tandem::bench {
 namespace {
 
-// SplitMix64 (Steele, Lea, Flood 2014): a stream per key, so that a block's text depends on its id only.
+// SplitMix64 (Steele, Lea, Flood 2014): a stream per key, so that a block's text depends on its id
+// only.
 uint64_t split_mix(uint64_t& state) {
   uint64_t z = (state += 0x9e3779b97f4a7c15u);
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -21,7 +22,8 @@ uint64_t split_mix(uint64_t& state) {
 PromptMaker::PromptMaker(std::vector<TokenId> pool, uint64_t seed, double length_scale)
     : pool_(std::move(pool)),
       seed_(seed),
-      block_tokens_(static_cast<uint32_t>(std::max(1.0, std::round(kHashBlockTokens * length_scale)))) {
+      block_tokens_(
+          static_cast<uint32_t>(std::max(1.0, std::round(kHashBlockTokens * length_scale)))) {
   TANDEM_CHECK(!pool_.empty(), "a prompt needs tokens to choose from");
 }
 

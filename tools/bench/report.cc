@@ -126,7 +126,8 @@ std::string to_json(const Report& r) {
 
 std::string to_table(const Report& r) {
   std::string text = fmt::format(
-      "{} requests in {:.1f} s: {} completed, {} failed; {} prompt tokens ({} cached), {} output tokens "
+      "{} requests in {:.1f} s: {} completed, {} failed; {} prompt tokens ({} cached), {} output "
+      "tokens "
       "({:.1f}/s)\n",
       r.sent, r.seconds, r.completed, r.failed, r.prompt_tokens, r.cached_tokens, r.output_tokens,
       per_second(static_cast<double>(r.output_tokens), r.seconds));
@@ -140,7 +141,8 @@ std::string to_table(const Report& r) {
   row("E2E", r.e2e);
   row("lateness", r.lateness);
   text += fmt::format(
-      "goodput {:.2f} requests/s, {:.1f} % of requests within TTFT {:.0f} ms and mean ITL {:.0f} ms\n",
+      "goodput {:.2f} requests/s, {:.1f} % of requests within TTFT {:.0f} ms and mean ITL {:.0f} "
+      "ms\n",
       per_second(static_cast<double>(r.within_slo), r.seconds), 100 * share(r.within_slo, r.sent),
       r.slo.ttft_seconds * 1e3, r.slo.itl_seconds * 1e3);
   for (const auto& [kind, count] : r.errors) text += fmt::format("  {} x {}\n", count, kind);

@@ -11,19 +11,19 @@ namespace tandem::bench {
 // an open-loop client that falls behind must not hide it (coordinated omission).
 struct Observation {
   bool completed = false;
-  std::string error;            // "http 429", "connect", "stream error: …"; empty when completed
-  double lateness = 0;          // sent minus due
-  double ttft = 0;              // due to first token
-  std::vector<double> gaps;     // between successive token events
-  double e2e = 0;               // due to last byte
-  uint32_t prompt_tokens = 0;   // as the server counted
+  std::string error;           // "http 429", "connect", "stream error: …"; empty when completed
+  double lateness = 0;         // sent minus due
+  double ttft = 0;             // due to first token
+  std::vector<double> gaps;    // between successive token events
+  double e2e = 0;              // due to last byte
+  uint32_t prompt_tokens = 0;  // as the server counted
   uint32_t output_tokens = 0;
   uint32_t cached_tokens = 0;
 };
 
 struct Slo {
   double ttft_seconds = 1.0;
-  double itl_seconds = 0.1;     // bound on a request's mean gap between tokens
+  double itl_seconds = 0.1;  // bound on a request's mean gap between tokens
 };
 
 // Value at rank ceil(q * n) of the sorted sample (nearest-rank); NaN for an empty one.
@@ -37,11 +37,11 @@ struct Quantiles {
 struct Report {
   size_t sent = 0, completed = 0, failed = 0;
   std::map<std::string, size_t> errors;
-  double seconds = 0;           // first due to last end
+  double seconds = 0;  // first due to last end
   uint64_t prompt_tokens = 0, output_tokens = 0, cached_tokens = 0;
   Quantiles ttft, itl, e2e, lateness;
   Slo slo;
-  size_t within_slo = 0;        // completed, with ttft and mean gap inside the bounds
+  size_t within_slo = 0;  // completed, with ttft and mean gap inside the bounds
 };
 
 [[nodiscard]] Report summarize(const std::vector<Observation>& observations, double seconds,

@@ -27,7 +27,8 @@ std::optional<T> parse_number(std::string_view text) {
   return value;
 }
 
-// Days since 1970-01-01 of a Gregorian date (H. Hinnant, "chrono-compatible low-level date algorithms").
+// Days since 1970-01-01 of a Gregorian date (H. Hinnant, "chrono-compatible low-level date
+// algorithms").
 int64_t days_from_civil(int64_t year, int64_t month, int64_t day) {
   year -= month <= 2;
   const int64_t era = (year >= 0 ? year : year - 399) / 400;
@@ -74,12 +75,13 @@ Result<double> json_number(const boost::json::object& object, std::string_view k
                            const std::string& where) {
   const boost::json::value* value = object.if_contains(key);
   if (!value || !value->is_number()) {
-    return fail(ErrorCode::kCorruptData, where + "field '" + std::string(key) +
-                                             "' is missing or not a number");
+    return fail(ErrorCode::kCorruptData,
+                where + "field '" + std::string(key) + "' is missing or not a number");
   }
   const double number = value->to_number<double>();
   if (!(number >= 0) || number > 1e15) {
-    return fail(ErrorCode::kCorruptData, where + "field '" + std::string(key) + "' is out of range");
+    return fail(ErrorCode::kCorruptData,
+                where + "field '" + std::string(key) + "' is out of range");
   }
   return number;
 }
@@ -95,8 +97,8 @@ Result<TraceRequest> parse_json_row(const std::string& row, const std::string& w
   TANDEM_ASSIGN(const double output, json_number(object, "output_length", where));
   if (prompt > kMaxTokens || output > kMaxTokens)
     return fail(ErrorCode::kCorruptData, where + "more than 16 million tokens in one request");
-  TraceRequest request{milliseconds / 1000.0, static_cast<uint32_t>(prompt),
-                       static_cast<uint32_t>(output), {}};
+  TraceRequest request{
+      milliseconds / 1000.0, static_cast<uint32_t>(prompt), static_cast<uint32_t>(output), {}};
   if (const boost::json::value* ids = object.if_contains("hash_ids")) {
     if (!ids->is_array())
       return fail(ErrorCode::kCorruptData, where + "field 'hash_ids' is not an array");

@@ -14,7 +14,8 @@ struct TraceRequest {
   double at_seconds = 0;  // since the first request of the trace
   uint32_t prompt_tokens = 0;
   uint32_t output_tokens = 0;
-  // Prompt content by blocks of kHashBlockTokens tokens: equal ids are equal text. Empty: unique text.
+  // Prompt content by blocks of kHashBlockTokens tokens: equal ids are equal text. Empty: unique
+  // text.
   std::vector<uint64_t> hash_ids;
 };
 
@@ -29,18 +30,18 @@ inline constexpr uint32_t kHashBlockTokens = 512;  // as the Mooncake traces def
                                                             const std::string& name);
 
 struct TraceScale {
-  double time = 1;     // 0.5: arrivals come twice as fast
-  double length = 1;   // of prompts and answers, at least one token each
+  double time = 1;                 // 0.5: arrivals come twice as fast
+  double length = 1;               // of prompts and answers, at least one token each
   uint32_t max_prompt_tokens = 0;  // longer prompts are cut; 0: no limit
   uint32_t max_output_tokens = 0;
-  size_t limit = 0;    // keep the first N requests; 0: all
+  size_t limit = 0;  // keep the first N requests; 0: all
 };
 [[nodiscard]] std::vector<TraceRequest> scale_trace(std::vector<TraceRequest> trace,
                                                     const TraceScale& scale);
 
 // Poisson arrivals at `rate` per second, all of one shape.
 [[nodiscard]] std::vector<TraceRequest> poisson_load(double rate, size_t requests,
-                                                     uint32_t prompt_tokens,
-                                                     uint32_t output_tokens, uint64_t seed);
+                                                     uint32_t prompt_tokens, uint32_t output_tokens,
+                                                     uint64_t seed);
 
 }  // namespace tandem::bench

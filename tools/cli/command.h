@@ -30,6 +30,10 @@ struct CommandContext {
 void add_generate(CLI::App& app, CommandContext& context);
 void add_tokenize(CLI::App& app, CommandContext& context);
 void add_eval(CLI::App& app, CommandContext& context);
+void add_up(CLI::App& app, CommandContext& context);
+void add_down(CLI::App& app, CommandContext& context);
+void add_status(CLI::App& app, CommandContext& context);
+void add_chat(CLI::App& app, CommandContext& context);
 
 // Runs `command` and turns its error into one line on stderr and an exit code: 2 when an argument
 // or the configuration is wrong, 1 for everything else.

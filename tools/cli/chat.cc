@@ -1,0 +1,228 @@
+#include <signal.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <boost/json.hpp>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "tools/bench/completion_stream.h"
+#include "tools/cli/command.h"
+#include "tools/cli/server_flags.h"
+#include "tools/cli/status_text.h"
+
+namespace tandem::cli {
+namespace {
+
+namespace json = boost::json;
+
+struct Flags {
+  ServerFlags server;
+  std::string model, system, ask;
+  uint32_t max_tokens = 512;
+  double temperature = -1;  // below 0: the server's own
+  bool stats = false;
+};
+
+volatile sig_atomic_t interrupted = 0;
+
+// Ctrl-C ends the answer in work, not the program. The old handler comes back at the end.
+class InterruptGuard {
+ public:
+  InterruptGuard() {
+    interrupted = 0;
+    struct sigaction action {};
+    action.sa_handler = [](int) { interrupted = 1; };
+    ::sigaction(SIGINT, &action, &before_);
+  }
+  ~InterruptGuard() { ::sigaction(SIGINT, &before_, nullptr); }
+  InterruptGuard(const InterruptGuard&) = delete;
+  InterruptGuard& operator=(const InterruptGuard&) = delete;
+
+ private:
+  struct sigaction before_ {};
+};
+
+struct Answer {
+  std::string text;
+  double ttft = 0;
+  double seconds = 0;  // request to last byte
+  double last = 0;     // request to last piece of text
+  uint32_t prompt_tokens = 0, output_tokens = 0;
+};
+
+Result<json::object> get_object(client::HttpFetcher& fetcher, std::string_view target) {
+  TANDEM_ASSIGN(const client::FetchResult answer, fetcher.get(target));
+  json::error_code error;
+  json::value value = json::parse(answer.body, error);
+  if (answer.status != 200 || error || !value.is_object()) {
+    return fail(ErrorCode::kUnavailable, std::string(target) + " answered " +
+                                             std::to_string(answer.status) + ": " +
+                                             answer.body.substr(0, 300));
+  }
+  return std::move(value.get_object());
+}
+
+Result<std::string> first_model(client::HttpFetcher& fetcher) {
+  TANDEM_ASSIGN(const json::object models, get_object(fetcher, "/v1/models"));
+  json::error_code error;
+  const json::value whole(models);
+  const json::value* id = whole.find_pointer("/data/0/id", error);
+  if (error || id == nullptr || !id->is_string()) {
+    return fail(ErrorCode::kUnavailable, "the server lists no model");
+  }
+  return std::string(id->get_string());
+}
+
+Result<Answer> ask(client::HttpFetcher& fetcher, const Flags& flags, const std::string& model,
+                   const json::array& messages, const Clock& clock) {
+  json::object body{{"model", model},
+                    {"messages", messages},
+                    {"max_tokens", flags.max_tokens},
+                    {"stream", true},
+                    {"stream_options", json::object{{"include_usage", true}}}};
+  if (flags.temperature >= 0) body["temperature"] = flags.temperature;
+  const InterruptGuard guard;
+  Answer answer;
+  bench::CompletionStream stream;
+  stream.on_text([&](std::string_view piece) {
+    answer.text += piece;
+    std::fwrite(piece.data(), 1, piece.size(), stdout);
+    std::fflush(stdout);
+  });
+  const TimePoint begin = clock.now();
+  auto result = fetcher.post_json(
+      "/v1/chat/completions", json::serialize(body),
+      [&](std::string_view bytes) {
+        if (stream.feed(bytes) == 0) return;
+        answer.last = to_seconds(clock.now() - begin);
+        if (answer.ttft == 0) answer.ttft = answer.last;
+      },
+      [] { return interrupted != 0; });
+  std::printf("\n");
+  if (!result) return fail(std::move(result).error());
+  if (result->status != 200) {
+    return fail(ErrorCode::kUnavailable, "the server answered " + std::to_string(result->status) +
+                                             ": " + result->body.substr(0, 500));
+  }
+  if (!stream.error().empty()) return fail(ErrorCode::kUnavailable, stream.error());
+  answer.seconds = to_seconds(clock.now() - begin);
+  answer.prompt_tokens = stream.prompt_tokens();
+  answer.output_tokens = stream.output_tokens();
+  return answer;
+}
+
+std::optional<TransferTotals> read_transfers(client::HttpFetcher& fetcher) {
+  const auto status = get_object(fetcher, "/status");
+  if (!status) return std::nullopt;
+  return transfer_totals(*status);
+}
+
+void print_stats(const Answer& answer, const std::optional<TransferTotals>& before,
+                 const std::optional<TransferTotals>& after) {
+  const double gaps = answer.output_tokens > 1 ? answer.output_tokens - 1.0 : 1.0;
+  std::printf("\n  time to first token  %.0f ms (%u prompt tokens)\n", answer.ttft * 1e3,
+              answer.prompt_tokens);
+  std::printf("  between tokens       %.1f ms (mean of %u tokens)\n",
+              (answer.last - answer.ttft) / gaps * 1e3, answer.output_tokens);
+  std::printf("  tokens per second    %.1f\n", answer.output_tokens / answer.seconds);
+  if (!before || !after) return;
+  const double raw = after->raw_bytes - before->raw_bytes;
+  const double wire = after->wire_bytes - before->wire_bytes;
+  if (raw > 0) {
+    std::printf("  KV handed over       %s raw, %s on the wire (%.2f)\n", human_bytes(raw).c_str(),
+                human_bytes(wire).c_str(), wire / raw);
+  } else {
+    std::printf(
+        "  KV handed over       none: the prompt was short or known, decode prefilled it itself\n");
+  }
+  std::printf("  transport            %s\n", after->transport.c_str());
+}
+
+// The last transfer's size reaches the router just after the first token; a moment's patience.
+std::optional<TransferTotals> settled_transfers(client::HttpFetcher& fetcher,
+                                                const std::optional<TransferTotals>& before) {
+  std::optional<TransferTotals> after;
+  for (int attempt = 0; attempt < 10; ++attempt) {
+    after = read_transfers(fetcher);
+    if (!after || !before || after->count > before->count) break;
+    ::usleep(50'000);
+  }
+  return after;
+}
+
+Status one_turn(client::HttpFetcher& fetcher, const Flags& flags, const std::string& model,
+                json::array& messages, const Clock& clock) {
+  const auto before = flags.stats ? read_transfers(fetcher) : std::nullopt;
+  auto answer = ask(fetcher, flags, model, messages, clock);
+  if (!answer) return fail(std::move(answer).error());
+  messages.push_back(json::object{{"role", "assistant"}, {"content", answer->text}});
+  if (flags.stats) print_stats(*answer, before, settled_transfers(fetcher, before));
+  return {};
+}
+
+Status chat(const Flags& flags, const CommandContext& context) {
+  TANDEM_ASSIGN(client::FetchOptions options, resolve_server(flags.server, context.environment));
+  options.timeout = std::chrono::seconds(300);
+  TANDEM_ASSIGN(auto fetcher, client::HttpFetcher::create(options));
+  std::string model = flags.model;
+  if (model.empty()) {
+    TANDEM_ASSIGN(model, first_model(*fetcher));
+  }
+  json::array messages;
+  if (!flags.system.empty()) {
+    messages.push_back(json::object{{"role", "system"}, {"content", flags.system}});
+  }
+  const size_t opening = messages.size();
+  if (!flags.ask.empty()) {
+    messages.push_back(json::object{{"role", "user"}, {"content", flags.ask}});
+    return one_turn(*fetcher, flags, model, messages, context.clock);
+  }
+  const bool terminal = ::isatty(STDIN_FILENO) == 1;
+  if (terminal) {
+    std::fprintf(
+        stderr, "%s at %s. /new forgets the conversation, Ctrl-C stops an answer, Ctrl-D leaves.\n",
+        model.c_str(), options.url.c_str());
+  }
+  std::string line;
+  while (true) {
+    if (terminal) std::fprintf(stderr, "> ");
+    if (!std::getline(std::cin, line)) break;
+    if (line.empty()) continue;
+    if (line == "/new") {
+      messages.erase(messages.begin() + static_cast<std::ptrdiff_t>(opening), messages.end());
+      continue;
+    }
+    messages.push_back(json::object{{"role", "user"}, {"content", line}});
+    const Status turn = one_turn(*fetcher, flags, model, messages, context.clock);
+    if (turn) continue;
+    messages.pop_back();
+    if (turn.error().code != ErrorCode::kCancelled && !terminal) return turn;
+    std::fprintf(stderr, "tandem chat: %s\n", turn.error().detail.c_str());
+    // A cut request may have left its connection half-read: begin with a fresh one.
+    TANDEM_ASSIGN(fetcher, client::HttpFetcher::create(options));
+  }
+  return {};
+}
+
+}  // namespace
+
+void add_chat(CLI::App& app, CommandContext& context) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = app.add_subcommand("chat", "talk to a running cluster");
+  add_server_flags(*command, flags->server);
+  command->add_option("--model", flags->model, "default: the first that the server lists");
+  command->add_option("--system", flags->system, "system message");
+  command->add_option("--ask", flags->ask, "one question instead of a conversation");
+  command->add_option("--max-tokens", flags->max_tokens, "longest answer; default 512")
+      ->check(CLI::Range(1, 1 << 24));
+  command->add_option("--temperature", flags->temperature)->check(CLI::Range(0.0, 2.0));
+  command->add_flag("--stats", flags->stats, "print latencies and KV sizes after each answer");
+  command->callback(
+      [flags, &context] { run(context, "chat", [&] { return chat(*flags, context); }); });
+}
+
+}  // namespace tandem::cli
