@@ -18,6 +18,7 @@ namespace json = boost::json;
 struct Flags {
   ServerFlags server;
   bool json = false;
+  bool url_only = false;
 };
 
 void print_processes(const Flags& flags, const Environment& environment) {
@@ -36,6 +37,10 @@ void print_processes(const Flags& flags, const Environment& environment) {
 Status status(const Flags& flags, CommandContext& context) {
   TANDEM_ASSIGN(const client::FetchOptions options,
                 resolve_server(flags.server, context.environment));
+  if (flags.url_only) {
+    std::printf("%s\n", options.url.c_str());
+    return {};
+  }
   TANDEM_ASSIGN(auto fetcher, client::HttpFetcher::create(options));
   TANDEM_ASSIGN(const client::FetchResult answer, fetcher->get("/status"));
   if (answer.status != 200) {
@@ -68,6 +73,7 @@ void add_status(CLI::App& app, CommandContext& context) {
       "nodes, queues, KV and transfers of a running cluster; exit code 1 unless it is ready");
   add_server_flags(*command, flags->server);
   command->add_flag("--json", flags->json, "print the router's /status as it is");
+  command->add_flag("--url-only", flags->url_only, "print the API's address and nothing else");
   command->callback(
       [flags, &context] { run(context, "status", [&] { return status(*flags, context); }); });
 }

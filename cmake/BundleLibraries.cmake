@@ -1,0 +1,45 @@
+# Runs at install time, after the programs are in place: copies the shared libraries that they need into PREFIX/lib.
+set(bundle_root "$ENV{DESTDIR}${CMAKE_INSTALL_PREFIX}")
+file(GLOB programs "${bundle_root}/bin/tandem*")
+
+# Shared memory and TCP are built into libuct; CMA (one copy between processes) is a module. The InfiniBand modules are
+# left out: they work only with the driver libraries of the machine they run on.
+file(GLOB modules "${TANDEM_BUNDLE_MODULES}/libuct_cma.so*")
+
+# glibc belongs to the system, and so does what must match its kernel or configuration.
+set(system_libraries "^ld-linux" "^libc\\.so" "^libm\\.so" "^libpthread\\.so" "^libdl\\.so" "^librt\\.so" "^libresolv\\.so"
+    "^libutil\\.so" "^linux-vdso")
+file(GET_RUNTIME_DEPENDENCIES
+  EXECUTABLES ${programs}
+  MODULES ${modules}
+  RESOLVED_DEPENDENCIES_VAR libraries
+  UNRESOLVED_DEPENDENCIES_VAR unresolved
+  PRE_EXCLUDE_REGEXES ${system_libraries})
+if(unresolved)
+  message(FATAL_ERROR "libraries that the bundle needs and that were not found: ${unresolved}")
+endif()
+foreach(library IN LISTS libraries)
+  file(INSTALL DESTINATION "${CMAKE_INSTALL_PREFIX}/lib" TYPE SHARED_LIBRARY FOLLOW_SYMLINK_CHAIN FILES "${library}")
+endforeach()
+foreach(module IN LISTS modules)
+  file(INSTALL DESTINATION "${CMAKE_INSTALL_PREFIX}/lib/ucx" TYPE SHARED_LIBRARY FOLLOW_SYMLINK_CHAIN FILES "${module}")
+endforeach()
+
+# The licence of everything that travels along, where the distribution says what it is.
+find_program(dpkg_query dpkg-query)
+if(dpkg_query)
+  foreach(library IN LISTS libraries)
+    file(REAL_PATH "${library}" real)
+    execute_process(COMMAND "${dpkg_query}" -S "${real}" OUTPUT_VARIABLE owner RESULT_VARIABLE code ERROR_QUIET)
+    if(NOT code EQUAL 0)
+      # Merged /usr: the package may list the file under the other spelling.
+      string(REGEX REPLACE "^/usr/" "/" other "${real}")
+      execute_process(COMMAND "${dpkg_query}" -S "${other}" OUTPUT_VARIABLE owner RESULT_VARIABLE code ERROR_QUIET)
+    endif()
+    string(REGEX REPLACE "[:,].*" "" package "${owner}")
+    if(code EQUAL 0 AND EXISTS "/usr/share/doc/${package}/copyright")
+      file(INSTALL DESTINATION "${CMAKE_INSTALL_PREFIX}/share/licenses/${package}" TYPE FILE
+           FILES "/usr/share/doc/${package}/copyright")
+    endif()
+  endforeach()
+endif()
