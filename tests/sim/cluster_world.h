@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -29,6 +30,7 @@ class World {
       auto node = events_.extract(events_.begin());
       clock_.advance(node.key().first - now());
       node.mapped()();
+      if (after_each) after_each();
     }
     clock_.advance(end - now());
   }
@@ -39,10 +41,13 @@ class World {
     const TimePoint end = now() + limit;
     while (!done()) {
       if (events_.empty() || events_.begin()->first.first > end) return false;
-      run_for(events_.begin()->first.first - now());
+      run_for(std::max(events_.begin()->first.first - now(), Duration{0}));
     }
     return true;
   }
+
+  // Runs after every event: whoever has queues of its own drains them here.
+  std::function<void()> after_each;
 
   [[nodiscard]] uint64_t draw() { return random_(); }
   [[nodiscard]] uint64_t draw(uint64_t low, uint64_t high) { return low + random_() % (high - low + 1); }

@@ -31,9 +31,17 @@ SimNode::SimNode(World& world, SimNetwork& network, std::string name, uint64_t g
       generation_(generation),
       options_(options),
       kv_(make_store(options)),
-      engine_(std::make_unique<LedgerEngine>(kVocab, kv_->pages())),
-      transport_(network, name_ + "#" + std::to_string(generation), generation_) {
-  transport_.events = this;
+      engine_(std::make_unique<LedgerEngine>(kVocab, kv_->pages())) {
+  const std::string address = name_ + "#" + std::to_string(generation);
+  if (options.hub != nullptr) {
+    transport_ = options.hub->create(
+        address, {.self = generation_, .clock = world.clock(), .events = *this, .limits = {}});
+  } else {
+    auto wire = std::make_unique<SimTransport>(network, address, generation_);
+    wire->events = this;
+    wire_ = wire.get();
+    transport_ = std::move(wire);
+  }
   executor_ = std::make_unique<SimExecutor>(
       world,
       [this](auto sequences, const auto& hook) { return engine_->step(sequences, hook); },
@@ -70,7 +78,7 @@ SimPrefill::SimPrefill(World& world, SimNetwork& network, std::string name, uint
   start(std::make_unique<prefill::PrefillScheduler>(
       prefill::PrefillScheduler::Deps{.clock = world.clock(),
                                       .kv = *kv_,
-                                      .transport = transport_,
+                                      .transport = *transport_,
                                       .executor = *executor_,
                                       .metrics = registry_,
                                       .send = [this](control::ToRouter m) {
@@ -87,7 +95,7 @@ SimDecode::SimDecode(World& world, SimNetwork& network, std::string name, uint64
   start(std::make_unique<decode::DecodeScheduler>(
       decode::DecodeScheduler::Deps{.clock = world.clock(),
                                     .kv = *kv_,
-                                    .transport = transport_,
+                                    .transport = *transport_,
                                     .executor = *executor_,
                                     .metrics = registry_,
                                     .send = [this](control::ToRouter m) {

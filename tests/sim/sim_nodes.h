@@ -9,6 +9,7 @@
 #include "common/node/kv_store.h"
 #include "common/obs/metrics.h"
 #include "common/proto/control.pb.h"
+#include "common/transport/inproc/inproc.h"
 #include "decode_node/decode_scheduler.h"
 #include "prefill_node/prefill_scheduler.h"
 #include "tests/sim/cluster_world.h"
@@ -33,6 +34,7 @@ struct NodeOptions {
   Duration tick = std::chrono::milliseconds(5);
   prefill::PrefillOptions prefill{};
   decode::DecodeOptions decode{};
+  transport::InprocHub* hub = nullptr;  // null: SimTransport
 };
 
 // What both kinds of simulated process have: memory, a ledger engine, a transport, a control
@@ -48,7 +50,9 @@ class SimNode : public transport::TransportEvents {
 
   [[nodiscard]] Generation generation() const { return generation_; }
   [[nodiscard]] const std::string& name() const { return name_; }
-  [[nodiscard]] SimTransport& transport() { return transport_; }
+  // The simulated wire; absent when the node uses the real in-process transport.
+  [[nodiscard]] SimTransport& wire() { return *wire_; }
+  [[nodiscard]] transport::Transport& transport() { return *transport_; }
   [[nodiscard]] LedgerEngine& engine() { return *engine_; }
   [[nodiscard]] node::KvStore& kv() { return *kv_; }
   [[nodiscard]] MetricsRegistry& metrics() { return registry_; }
@@ -85,7 +89,8 @@ class SimNode : public transport::TransportEvents {
   std::unique_ptr<node::KvStore> kv_;
   std::unique_ptr<LedgerEngine> engine_;
   std::unique_ptr<SimExecutor> executor_;
-  SimTransport transport_;
+  std::unique_ptr<transport::Transport> transport_;
+  SimTransport* wire_ = nullptr;
   std::unique_ptr<node::Scheduler> scheduler_;
 };
 

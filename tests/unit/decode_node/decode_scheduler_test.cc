@@ -279,7 +279,7 @@ TEST_F(DecodeSchedulerTest, CancelFreesInEveryPhase) {
   cancel(99);    // unknown
   ASSERT_TRUE(run_idle(seconds(1)));
   EXPECT_TRUE(failures_.empty());
-  EXPECT_EQ(node_->transport().open_receives(), 0U);
+  EXPECT_EQ(node_->wire().open_receives(), 0U);
   expect_pool_empty();
 }
 
@@ -294,7 +294,7 @@ TEST_F(DecodeSchedulerTest, AnExpiredLeaseIsSweptByTheTickAlone) {
   ASSERT_EQ(failures_.size(), 1U);
   EXPECT_EQ(failures_[0].code(), "deadline_exceeded");
   EXPECT_EQ(failures_[0].transfer_id(), 7U);
-  EXPECT_EQ(node_->transport().open_receives(), 0U);
+  EXPECT_EQ(node_->wire().open_receives(), 0U);
   EXPECT_NE(node_->metrics().exposition().find("tandem_decode_leases_expired_total 1"),
             std::string::npos);
   expect_pool_empty();
@@ -326,7 +326,7 @@ TEST_F(DecodeSchedulerTest, AGoneWriterIsFencedAndItsLeasesEnd) {
   node_->receive(gone);
   ASSERT_EQ(failures_.size(), 1U);
   EXPECT_EQ(failures_[0].request_id(), 1U);
-  EXPECT_EQ(node_->transport().open_receives(), 1U);
+  EXPECT_EQ(node_->wire().open_receives(), 1U);
   node_->receive(reserve_message(9, 3, request(40, 5), 50));
   EXPECT_FALSE(replies_.back().granted());
   cancel(2);

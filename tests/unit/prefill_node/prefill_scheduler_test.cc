@@ -160,7 +160,7 @@ class PrefillSchedulerTest : public ::testing::Test {
   void expect_nothing_held() {
     EXPECT_EQ(node_->kv().usage().used, 0U);
     EXPECT_EQ(node_->engine().mismatches(), 0U);
-    EXPECT_EQ(node_->transport().open_sends(), 0U);
+    EXPECT_EQ(node_->wire().open_sends(), 0U);
   }
 
   sim::World world_{2};
