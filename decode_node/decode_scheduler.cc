@@ -12,6 +12,8 @@ namespace {
 // flight at once.
 constexpr size_t kRemembered = 4096;
 
+constexpr Duration kTransportGrace = std::chrono::milliseconds(200);
+
 }  // namespace
 
 DecodeScheduler::State::State(Deps d, const DecodeOptions& o)
@@ -72,7 +74,8 @@ Status DecodeScheduler::State::open_receive(const Sequence& s) {
       return std::span(pages.tail + (size_t{layer} * pages.tails + slot) * bytes, bytes);
     };
   }
-  plan.deadline = s.lease_end - s.reserved_at;
+  // The lease is ended here, by the sweep; the transport only has to notice when that fails to happen.
+  plan.deadline = s.lease_end - s.reserved_at + kTransportGrace;
   return deps.transport.open_receive(std::move(plan));
 }
 

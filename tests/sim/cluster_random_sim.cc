@@ -103,6 +103,12 @@ class Schedule {
     LedgerRequest r;
     // Half of the prompts share a beginning, so that blocks are shared, evicted and found again.
     if (!shared_.empty() && world().chance(0.5)) r.prompt = shared_;
+    // And some are the next turn of a chat: an earlier prompt and its answer.
+    if (!ids_.empty() && world().chance(0.25)) {
+      const auto& earlier = cluster_.answer(ids_[world().draw(0, ids_.size() - 1)]);
+      r.prompt = earlier.request.prompt;
+      r.prompt.insert(r.prompt.end(), earlier.tokens.begin(), earlier.tokens.end());
+    }
     const auto tail = random_prompt(world(), world().draw(1, 200));
     r.prompt.insert(r.prompt.end(), tail.begin(), tail.end());
     if (r.prompt.size() > 380) r.prompt.resize(380);
