@@ -341,7 +341,8 @@ void Dispatcher::Impl::note_dispatched(TimePoint now) {
 uint32_t Dispatcher::Impl::retry_after() const {
   const double dt = to_seconds(deps_.clock.now() - drain_rate_at_);
   const double rate = drain_rate_ * std::exp(-dt / kDrainRateSeconds);
-  const double seconds = static_cast<double>(queue_.size()) / std::max(rate, 1e-3);
+  // Without any dispatch lately there is no rate: one request in five seconds is a guess.
+  const double seconds = static_cast<double>(queue_.size()) / std::max(rate, 0.2);
   return static_cast<uint32_t>(std::clamp(std::ceil(seconds), 1.0, 60.0));
 }
 

@@ -182,7 +182,7 @@ class Dispatcher::Impl {
   bool pumping_ = false;
   double drain_rate_ = 0;  // dispatches per second, decaying
   TimePoint drain_rate_at_;
-  std::deque<std::pair<std::string, TimePoint>> lost_;
+  std::deque<std::pair<NodeStatus, TimePoint>> lost_;
   // Requests that a node was told to drop because it spoke of them unasked; bounded.
   std::unordered_set<uint64_t> told_;
 };

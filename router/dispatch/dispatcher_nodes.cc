@@ -102,7 +102,7 @@ control::Welcome Dispatcher::Impl::on_node_connected(NodeHandle handle, const co
     n->slot = static_cast<size_t>(free - slots_.begin());
   }
   nodes_[handle.value] = std::move(n);
-  std::erase_if(lost_, [&](const auto& entry) { return entry.first == hello.node_id(); });
+  std::erase_if(lost_, [&](const auto& entry) { return entry.first.id == hello.node_id(); });
   welcome.set_admitted(true);
   deps_.observer.on_event(0,
                           fmt::format("{} node admitted: {}, KV {}, transport {}",
@@ -123,7 +123,7 @@ void Dispatcher::Impl::remove_node(NodeHandle handle, const std::string& why) {
     affinity_.forget(gone->slot);
     slots_[gone->slot] = false;
   }
-  lost_.emplace_back(gone->id(), deps_.clock.now());
+  lost_.emplace_back(status_of(*gone, deps_.clock.now()), deps_.clock.now());
   deps_.observer.on_event(1, "node lost: " + why, gone->id(), 0);
   control::ToNode message;  // its peers fence its generation before anything is sent elsewhere
   message.mutable_peer_gone()->set_node_id(gone->id());
@@ -270,7 +270,7 @@ std::shared_ptr<const ClusterSnapshot> Dispatcher::Impl::snapshot() const {
     s->max_context = s->max_context == 0 ? status.max_context : std::min(s->max_context, status.max_context);
     s->ready = s->ready || (n->role == NodeRole::kDecode && !n->draining && !status.stuck);
   }
-  for (const auto& [id, when] : lost_) s->lost.push_back(id);
+  for (const auto& [status, when] : lost_) s->lost.push_back(status);
   s->queue_depth = static_cast<uint32_t>(queue_.size());
   s->queue_capacity = options_.queue_capacity;
   if (!queue_.empty()) {

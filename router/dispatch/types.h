@@ -145,7 +145,7 @@ struct NodeStatus {
 // What the rest of the router may know of the cluster; immutable once published.
 struct ClusterSnapshot {
   std::vector<NodeStatus> nodes;
-  std::vector<std::string> lost;  // ids of nodes that went within the last minute
+  std::vector<NodeStatus> lost;  // as they were last seen; gone within the last minute
   uint32_t queue_depth = 0, queue_capacity = 0;
   double queue_oldest_seconds = 0;
   uint32_t running = 0;      // admitted and not finished
