@@ -7,14 +7,10 @@
 namespace tandem::sim {
 namespace {
 
-kv::KvLayout layout_of(const NodeOptions& o) {
-  return {.layers = o.layers, .kv_heads = 1, .head_dim = 64, .format = o.format};
-}
-
 std::unique_ptr<node::KvStore> make_store(const NodeOptions& o) {
-  auto store = node::KvStore::create({.pool = {.layout = layout_of(o),
+  auto store = node::KvStore::create({.pool = {.layout = o.kv_layout(),
                                                .blocks = o.blocks,
-                                               .tails = layout_of(o).needs_tail() ? o.tails : 0,
+                                               .tails = o.kv_layout().needs_tail() ? o.tails : 0,
                                                .memory = {.huge_pages = false},
                                                .poison = true},
                                       .prefix_cache = o.prefix_cache});
@@ -23,6 +19,11 @@ std::unique_ptr<node::KvStore> make_store(const NodeOptions& o) {
 }
 
 }  // namespace
+
+kv::KvLayout NodeOptions::kv_layout() const {
+  if (layout) return *layout;
+  return {.layers = layers, .kv_heads = 1, .head_dim = 64, .format = format};
+}
 
 SimNode::SimNode(World& world, SimNetwork& network, std::string name, uint64_t generation,
                  const NodeOptions& options)
@@ -44,7 +45,10 @@ SimNode::SimNode(World& world, SimNetwork& network, std::string name, uint64_t g
   }
   executor_ = std::make_unique<SimExecutor>(
       world,
-      [this](auto sequences, const auto& hook) { return engine_->step(sequences, hook); },
+      options.make_step ? options.make_step(kv_->pages())
+                        : node::StepFunction([this](auto sequences, const auto& hook) {
+                            return engine_->step(sequences, hook);
+                          }),
       [this](const node::StepJob& job) {
         Duration cost = options_.step_base;
         for (const auto& s : job.sequences) {
@@ -74,7 +78,7 @@ SimPrefill::SimPrefill(World& world, SimNetwork& network, std::string name, uint
                        const NodeOptions& options)
     : SimNode(world, network, std::move(name), generation, options) {
   auto o = options.prefill;
-  o.limits = {.vocab = kVocab, .max_context = options.max_context};
+  o.limits = {.vocab = options.vocab, .max_context = options.max_context};
   start(std::make_unique<prefill::PrefillScheduler>(
       prefill::PrefillScheduler::Deps{.clock = world.clock(),
                                       .kv = *kv_,
@@ -91,7 +95,7 @@ SimDecode::SimDecode(World& world, SimNetwork& network, std::string name, uint64
                      const NodeOptions& options)
     : SimNode(world, network, std::move(name), generation, options) {
   auto o = options.decode;
-  o.limits = {.vocab = kVocab, .max_context = options.max_context};
+  o.limits = {.vocab = options.vocab, .max_context = options.max_context};
   start(std::make_unique<decode::DecodeScheduler>(
       decode::DecodeScheduler::Deps{.clock = world.clock(),
                                     .kv = *kv_,

@@ -35,6 +35,12 @@ struct NodeOptions {
   prefill::PrefillOptions prefill{};
   decode::DecodeOptions decode{};
   transport::InprocHub* hub = nullptr;  // null: SimTransport
+  // A real model instead of the ledger: its layout and vocabulary, and what runs a step.
+  std::optional<kv::KvLayout> layout{};
+  uint32_t vocab = kVocab;
+  std::function<node::StepFunction(const engine::KvPages&)> make_step{};
+
+  [[nodiscard]] kv::KvLayout kv_layout() const;
 };
 
 // What both kinds of simulated process have: memory, a ledger engine, a transport, a control
