@@ -4,7 +4,7 @@
 #include <limits>
 #include <utility>
 
-#include "common/text/utf8.h"
+#include "common/base/utf8.h"
 
 namespace tandem::text {
 namespace {
@@ -48,7 +48,7 @@ Result<DecodeTable> DecodeTable::parse(std::string_view records, Kind kind, size
       table.arena_.append(part);
       table.offsets_.push_back(static_cast<uint32_t>(table.arena_.size()));
     }
-    if (is_whole_utf8(parts[1]) && is_whole_utf8(parts[2])) flags |= kWhole;
+    if (is_valid_utf8(parts[1]) && is_valid_utf8(parts[2])) flags |= kWhole;
     table.flags_.push_back(flags);
   }
   return table;

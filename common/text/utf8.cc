@@ -27,20 +27,6 @@ constexpr Lead lead_of(unsigned char byte) {
 
 }  // namespace
 
-bool is_whole_utf8(std::string_view bytes) {
-  for (size_t i = 0; i < bytes.size();) {
-    const Lead lead = lead_of(static_cast<unsigned char>(bytes[i]));
-    if (lead.length == 0 || bytes.size() - i < lead.length) return false;
-    for (size_t k = 1; k < lead.length; ++k) {
-      const auto byte = static_cast<unsigned char>(bytes[i + k]);
-      const bool fits = k == 1 ? byte >= lead.low && byte <= lead.high : (byte & 0xC0) == 0x80;
-      if (!fits) return false;
-    }
-    i += lead.length;
-  }
-  return true;
-}
-
 std::string encode_utf8(char32_t c) {
   const auto byte = [](char32_t v) { return static_cast<char>(static_cast<unsigned char>(v)); };
   if (c < 0x80) return {byte(c)};

@@ -8,9 +8,6 @@
 
 namespace tandem::text {
 
-// True when `bytes` is well-formed UTF-8 (RFC 3629: no surrogates, no overlong forms).
-[[nodiscard]] bool is_whole_utf8(std::string_view bytes);
-
 [[nodiscard]] std::string encode_utf8(char32_t code_point);
 
 // Joins bytes that arrive in pieces into characters. Bytes that form none become U+FFFD: one per

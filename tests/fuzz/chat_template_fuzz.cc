@@ -7,8 +7,8 @@
 
 #include "common/base/check.h"
 #include "common/base/clock.h"
+#include "common/base/utf8.h"
 #include "common/text/chat_template.h"
-#include "common/text/utf8.h"
 
 namespace {
 
@@ -37,7 +37,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
        {messages, std::string(R"([{"role":"user","content":"hi"}])")}) {
     const auto text = (*chat)->render(
         {.messages_json = conversation, .tools_json = tools, .kwargs_json = ""});
-    if (text) TANDEM_CHECK(tandem::text::is_whole_utf8(*text), "rendered text is not UTF-8");
+    if (text) TANDEM_CHECK(tandem::is_valid_utf8(*text), "rendered text is not UTF-8");
   }
   return 0;
 }

@@ -1,5 +1,5 @@
-// Any bytes as text, and any bytes as token ids, through four kinds of tokenizer: encoding refuses or
-// succeeds, and decoding, streaming and the reference library agree.
+// Any bytes as text, and any bytes as token ids, through four kinds of tokenizer: encoding refuses
+// or succeeds, and decoding, streaming and the reference library agree.
 
 #include <array>
 #include <cstddef>
@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "common/base/check.h"
+#include "common/base/utf8.h"
 #include "common/text/incremental_detokenizer.h"
 #include "common/text/tokenizer.h"
-#include "common/text/utf8.h"
 
 namespace {
 
@@ -35,12 +35,12 @@ std::shared_ptr<const Tokenizer> load(const char* name) {
 void check_decoding(const std::shared_ptr<const Tokenizer>& tokenizer,
                     const std::vector<TokenId>& ids, bool skip, bool byte_fallback) {
   const std::string whole = tokenizer->decode(ids, skip);
-  TANDEM_CHECK(tandem::text::is_whole_utf8(whole), "decoded text is not UTF-8");
+  TANDEM_CHECK(tandem::is_valid_utf8(whole), "decoded text is not UTF-8");
   IncrementalDetokenizer stream(tokenizer, skip);
   std::string joined;
   for (const TokenId id : ids) {
     const std::string piece = stream.push(id);
-    TANDEM_CHECK(tandem::text::is_whole_utf8(piece), "half a character was streamed");
+    TANDEM_CHECK(tandem::is_valid_utf8(piece), "half a character was streamed");
     joined += piece;
   }
   joined += stream.finish();
@@ -63,7 +63,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
   const auto ids = tokenizer->encode(
       text, {.add_special_tokens = (data[0] & 8u) != 0, .parse_special = (data[0] & 16u) != 0});
-  TANDEM_CHECK(ids.has_value() == tandem::text::is_whole_utf8(text), "UTF-8 check is wrong");
+  TANDEM_CHECK(ids.has_value() == tandem::is_valid_utf8(text), "UTF-8 check is wrong");
   if (ids) check_decoding(tokenizer, *ids, skip, which == 1);
 
   std::vector<TokenId> raw;

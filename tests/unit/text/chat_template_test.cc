@@ -146,8 +146,9 @@ TEST(ToolCalls, ContentMayBeAbsentNullOrEmpty) {
 TEST(ToolCalls, ArgumentsThatAreNoJsonObjectStayText) {
   const auto chat = compile(kConcat);
   const auto with = [&](const std::string& arguments) {
-    return render(*chat, R"([{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":)" +
-                             arguments + "}}]}]");
+    return render(*chat,
+                  R"([{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":)" +
+                      arguments + "}}]}]");
   };
   EXPECT_EQ(with(R"("[1, 2]")"), R"([assistant:]f"[1, 2]")");
   EXPECT_EQ(with(R"("{broken")"), R"([assistant:]f"{broken")");
@@ -230,6 +231,14 @@ constexpr const char* kNamed = R"({"chat_template":[{"name":"tool_use","template
 constexpr const char* kUser = R"([{"role":"user","content":"hi"}])";
 constexpr const char* kTools = R"([{"type":"function","function":{"name":"f"}}])";
 
+// Checked by hand with jinja2 3.1.6, trim_blocks and lstrip_blocks on.
+TEST(WhiteSpace, LineEndsAndRawTextAreAsInJinja2) {
+  const std::string messages = R"([{"role":"user","content":"x"}])";
+  EXPECT_EQ(render(*compile("a\r\n{% if 1 %}\r\nb\r\n  {% endif %}\r\nc\r\n"), messages), "a\nb\nc");
+  EXPECT_EQ(render(*compile("{% raw %}\n {{x}} \n{% endraw %}\nz"), messages), "\n {{x}} \nz");
+  EXPECT_EQ(render(*compile("{# c #}\n a {%+ if 1 %} b{% endif +%}\n"), messages), " a  b");
+}
+
 TEST(NamedTemplates, ToolUseIsPickedWithToolsAndDefaultWithout) {
   const auto chat = unwrap(ChatTemplate::from_config(kNamed, std::nullopt, kClock));
   EXPECT_EQ(render(*chat, kUser, kTools), "T");
@@ -278,7 +287,8 @@ TEST(BadInput, IsAnErrorNamingTheField) {
        {std::string(""), std::string("{"), std::string("[]"), std::string("{}"), std::string("[5]"),
         std::string("null"), std::string(R"([{"role":"user","content":"\ud83d"}])"), deep,
         std::string("[{\"role\":\"user\",\"content\":\"\xff\"}]")}) {
-    const auto text = chat->render({.messages_json = messages, .tools_json = "", .kwargs_json = ""});
+    const auto text =
+        chat->render({.messages_json = messages, .tools_json = "", .kwargs_json = ""});
     ASSERT_FALSE(text) << messages.substr(0, 60);
     EXPECT_EQ(text.error().code, ErrorCode::kInvalidArgument);
     EXPECT_EQ(text.error().param, "messages");

@@ -1,5 +1,5 @@
-// Byte-level vocabularies: expected ids from the `tokenizers` library. SentencePiece: expected ids and
-// texts from `sentencepiece` itself (generate_tokenizers.py).
+// Byte-level vocabularies: expected ids from the `tokenizers` library. SentencePiece: expected ids
+// and texts from `sentencepiece` itself (generate_tokenizers.py).
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -225,7 +225,8 @@ TEST(BadVocabulary, IsAnErrorNamingTheKey) {
   v = good;
   v.scores = {1.0f};
   expect(v, "tokenizer.ggml.scores");
-  for (const int64_t id : {int64_t{-2}, int64_t{1} << 40, static_cast<int64_t>(good.tokens.size())}) {
+  const auto size = static_cast<int64_t>(good.tokens.size());
+  for (const int64_t id : {int64_t{-2}, int64_t{1} << 40, size}) {
     v = good;
     v.bos_id = id;
     expect(v, "tokenizer.ggml.bos_token_id");

@@ -1,5 +1,5 @@
-// The real model's tokenizer and template against tests/data/golden/smollm2, made with the reference
-// implementation. Needs TANDEM_SMOLLM2, the path of the GGUF file.
+// The real model's tokenizer and template against tests/data/golden/smollm2, made with the
+// reference implementation. Needs TANDEM_SMOLLM2, the path of the GGUF file.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -60,7 +60,8 @@ TEST_F(SmolLm2, ChatsRenderAndTokenizeAsTheReference) {
 
 TEST_F(SmolLm2, MissingBytesAreWarnedAboutAndNoBeginTokenIsAdded) {
   // Checked by hand in the file: its byte alphabet ends short of these.
-  EXPECT_THAT(model_.warnings, testing::ElementsAre(testing::HasSubstr("04 06 13 14 16 1d f1 f2:")));
+  EXPECT_THAT(model_.warnings,
+              testing::ElementsAre(testing::HasSubstr("04 06 13 14 16 1d f1 f2:")));
   const auto plain = unwrap(model_.tokenizer->encode("x"));
   EXPECT_EQ(unwrap(model_.tokenizer->encode("x", {.add_special_tokens = true})), plain);
 }

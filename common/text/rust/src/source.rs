@@ -85,7 +85,7 @@ fn without_strings(tag: &str) -> String {
     out
 }
 
-/// Refuses what the compiler's recursion cannot take and turns `{% generation %}`, which marks an
+/// Refuses what the compiler's recursion cannot take, evens out line ends, and turns `{% generation %}`, which marks an
 /// assistant's text for training, into a plain scope.
 pub fn prepare(source: &str) -> Result<String, Failure> {
     if source.len() > MAX_SOURCE_BYTES {
@@ -94,8 +94,10 @@ pub fn prepare(source: &str) -> Result<String, Failure> {
             source.len()
         )));
     }
+    // Jinja2 reads every kind of line end as a line feed.
+    let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut out = String::with_capacity(source.len());
-    let mut rest = source;
+    let mut rest = source.as_str();
     let mut branches = 0;
     while !rest.is_empty() {
         let piece = next_piece(rest);
@@ -113,8 +115,15 @@ pub fn prepare(source: &str) -> Result<String, Failure> {
             "generation" => out.push_str(&piece.replacen("generation", "with", 1)),
             "endgeneration" => out.push_str(&piece.replacen("endgeneration", "endwith", 1)),
             "raw" => {
+                // In Jinja2 the line break behind this tag belongs to the raw text.
+                match piece
+                    .strip_suffix("%}")
+                    .filter(|t| !t.ends_with(['-', '+']))
+                {
+                    Some(open) => out.extend([open, "+%}"]),
+                    None => out.push_str(piece),
+                }
                 let close = rest.find("endraw").unwrap_or(rest.len());
-                out.push_str(piece);
                 out.push_str(&rest[..close]);
                 rest = &rest[close..];
             }
@@ -144,9 +153,10 @@ mod tests {
             ("{{ '{% generation %}' }}", "{{ '{% generation %}' }}"),
             (
                 "{% raw %}{% generation %}{% endraw %}",
-                "{% raw %}{% generation %}{% endraw %}",
+                "{% raw +%}{% generation %}{% endraw %}",
             ),
             ("{ { {% unclosed", "{ { {% unclosed"),
+            ("a\r\nb\rc\n", "a\nb\nc\n"),
             (
                 "{{ 'it\\'s %}' }}{% generation %}",
                 "{{ 'it\\'s %}' }}{% with %}",
