@@ -21,6 +21,10 @@ void add_model_flags(CLI::App& command, local::LocalOptions& options) {
       ->check(CLI::IsMember({"auto", "f32", "bf16", "int8", "k8v4", "int4"}));
   command.add_option("--threads", options.threads, "compute threads; 0: one per CPU")
       ->check(CLI::Range(0, 4096));
+  command
+      .add_option("--isa", options.isa,
+                  "CPU kernels: reference, avx2, avx512, avx512bf16; default: the best here")
+      ->check(CLI::IsMember({"reference", "avx2", "avx512", "avx512bf16"}));
   command.add_option("--device", "where to compute")->check(CLI::IsMember({"cpu"}));
   command
       .add_option("--load-format", options.load_format,

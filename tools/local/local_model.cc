@@ -119,10 +119,13 @@ Result<std::unique_ptr<LocalModel>> LocalModel::create(
   auto state = std::make_unique<State>(clock);
   state->dtype = dtype;
   state->positions = positions;
-  engine::CpuOptions cpu;
-  cpu.threads = options.threads;
-  cpu.weights = dtype;
-  TANDEM_ASSIGN(state->ops, engine::create_cpu_ops(cpu));
+  engine::CpuOptions engine_options;
+  engine_options.threads = options.threads;
+  engine_options.weights = dtype;
+  if (!options.isa.empty()) {
+    TANDEM_ASSIGN(engine_options.isa, cpu::parse_cpu_isa(options.isa));
+  }
+  TANDEM_ASSIGN(state->ops, engine::create_cpu_ops(engine_options));
   TANDEM_ASSIGN(state->engine,
                 engine::Engine::create(*checkpoint, *state->ops,
                                        {.max_rows = kChunkRows, .max_context = positions}));

@@ -23,6 +23,7 @@ struct LocalOptions {
   std::string dtype = "auto";  // "float32", "bf16"; auto: bf16 unless the weights hold 32 bits
   std::string kv = "auto";     // a KvFormat's name; auto: the weights' type
   uint32_t threads = 0;        // 0: one per CPU
+  std::string isa;             // a CpuIsa name; empty: the best of this machine
 };
 
 struct GenerateJob {
