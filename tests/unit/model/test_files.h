@@ -31,7 +31,8 @@ class TempFolder {
     return path_ / name;
   }
   void copy(const std::filesystem::path& folder) const {
-    std::filesystem::copy(folder, path_, std::filesystem::copy_options::overwrite_existing);
+    for (const auto& entry : std::filesystem::directory_iterator(folder))
+      std::filesystem::copy_file(entry.path(), path_ / entry.path().filename());
   }
 
  private:
