@@ -344,7 +344,7 @@ void HttpConnection<Stream>::dispatch() {
   request_.body = std::move(parser_->get().body());
   parser_.reset();
   set_phase(Phase::kHandling);
-  exchange_ = std::make_shared<HttpExchange>(worker_.executor(), this->weak_from_this());
+  exchange_ = std::make_shared<HttpExchange>(worker_.gate(), this->weak_from_this());
   read();  // for the client's leaving, and for what it sends ahead
   HttpResponder responder(exchange_);
   if (shared_.cors.is_preflight(request_)) {
@@ -622,13 +622,15 @@ bool HttpShared::wait_until_none(Duration timeout) {
 
 HttpWorker::HttpWorker(asio::io_context& context, HttpShared& shared)
     : shared_(shared),
-      executor_(context.get_executor()),
+      gate_(std::make_shared<LoopGate>(context.get_executor())),
       timer_(context),
       // Fine enough for the shortest limit that is configured, coarse enough to cost nothing.
       period_(std::clamp<Duration>(
           std::min({shared.settings.header_timeout, shared.settings.body_timeout,
                     shared.settings.write_timeout, shared.settings.idle_timeout}) / 4,
           std::chrono::milliseconds(2), std::chrono::milliseconds(250))) {}
+
+HttpWorker::~HttpWorker() { gate_->close(); }
 
 void HttpWorker::arm() {
   armed_ = true;

@@ -56,6 +56,9 @@ class HttpConnectionBase : public ExchangeOwner {
 class HttpWorker {
  public:
   HttpWorker(boost::asio::io_context& context, HttpShared& shared);
+  ~HttpWorker();  // after close_all() and the loop's end
+  HttpWorker(const HttpWorker&) = delete;
+  HttpWorker& operator=(const HttpWorker&) = delete;
 
   // Takes a connection that has been counted by try_add().
   void serve(boost::asio::ip::tcp::socket socket);
@@ -64,7 +67,7 @@ class HttpWorker {
   void close_all();
 
   void remove(const std::shared_ptr<HttpConnectionBase>& connection);
-  [[nodiscard]] boost::asio::io_context::executor_type executor() const { return executor_; }
+  [[nodiscard]] const std::shared_ptr<LoopGate>& gate() const { return gate_; }
   // "Date: …\r\n" of this second.
   const std::string& date_line();
 
@@ -73,7 +76,7 @@ class HttpWorker {
   void arm();
 
   HttpShared& shared_;
-  const boost::asio::io_context::executor_type executor_;
+  const std::shared_ptr<LoopGate> gate_;
   boost::asio::steady_timer timer_;
   const Duration period_;
   bool armed_ = false;

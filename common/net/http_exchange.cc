@@ -7,14 +7,23 @@
 
 namespace tandem {
 
-HttpExchange::HttpExchange(boost::asio::io_context::executor_type executor,
-                           std::weak_ptr<ExchangeOwner> owner)
-    : executor_(executor), owner_(std::move(owner)) {}
+void LoopGate::post(std::function<void()> work) {
+  std::lock_guard lock(mutex_);
+  if (open_) boost::asio::post(executor_, std::move(work));
+}
+
+void LoopGate::close() {
+  std::lock_guard lock(mutex_);
+  open_ = false;
+}
+
+HttpExchange::HttpExchange(std::shared_ptr<LoopGate> gate, std::weak_ptr<ExchangeOwner> owner)
+    : gate_(std::move(gate)), owner_(std::move(owner)) {}
 
 void HttpExchange::wake_locked() {
   if (woken_) return;
   woken_ = true;
-  boost::asio::post(executor_, [owner = owner_] {
+  gate_->post([owner = owner_] {
     if (const auto connection = owner.lock()) connection->wake();
   });
 }

@@ -12,6 +12,19 @@
 
 namespace tandem {
 
+// The way into a connection's loop for threads that may outlive it: once closed, work is dropped.
+class LoopGate {
+ public:
+  explicit LoopGate(boost::asio::io_context::executor_type executor) : executor_(executor) {}
+  void post(std::function<void()> work);
+  void close();
+
+ private:
+  const boost::asio::io_context::executor_type executor_;
+  std::mutex mutex_;
+  bool open_ = true;  // under mutex_
+};
+
 // What an exchange needs of its connection; called on the connection's thread.
 class ExchangeOwner {
  public:
@@ -22,7 +35,7 @@ class ExchangeOwner {
 // The meeting point of a request's handler (any thread) and its connection (its own thread).
 class HttpExchange : public std::enable_shared_from_this<HttpExchange> {
  public:
-  HttpExchange(boost::asio::io_context::executor_type executor, std::weak_ptr<ExchangeOwner> owner);
+  HttpExchange(std::shared_ptr<LoopGate> gate, std::weak_ptr<ExchangeOwner> owner);
 
   // Handler's side; see HttpResponder.
   bool respond(HttpResponse response);
@@ -51,7 +64,7 @@ class HttpExchange : public std::enable_shared_from_this<HttpExchange> {
   enum class State : uint8_t { kOpen, kStreaming, kFinished };
   void wake_locked();
 
-  const boost::asio::io_context::executor_type executor_;
+  const std::shared_ptr<LoopGate> gate_;
   const std::weak_ptr<ExchangeOwner> owner_;
   mutable std::mutex mutex_;
   // Everything below under mutex_.

@@ -483,8 +483,10 @@ TEST_F(Streaming, StoppingCutsOpenStreamsAndTellsTheirOwners) {
   r.start_stream(200, "text/event-stream");
   server_->stop();
   EXPECT_TRUE(wait_for_disconnects(1));
+  r.post([] { FAIL() << "the loop has ended"; });
   server_.reset();
   EXPECT_FALSE(r.write("x"));
+  r.post([] { FAIL() << "the loop is gone"; });
 }
 
 TEST_F(HttpServerTest, WhatCannotListenSaysWhy) {
