@@ -106,7 +106,7 @@ void HttpExchange::abandoned() {
 }
 
 void HttpExchange::post(std::function<void()> work) {
-  boost::asio::post(executor_, std::move(work));
+  gate_->post(std::move(work));
 }
 
 HttpExchange::Work HttpExchange::take() {
