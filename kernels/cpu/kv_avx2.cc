@@ -67,9 +67,11 @@ void store_row_bf16(const float* row, int64_t n, char* out) {
     const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
     const __m256i bits = _mm256_srli_epi32(_mm256_blendv_epi8(r, quiet, nan), 16);
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(bits, bits), 0x08);
-    uint16_t eight[8];
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(eight), _mm256_castsi256_si128(packed));
-    __builtin_memcpy(out + 2 * c, eight, static_cast<size_t>(2 * (n - c < 8 ? n - c : 8)));
+    const __m128i eight = _mm256_castsi256_si128(packed);
+    if (n - c >= 8)
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 2 * c), eight);
+    else
+      __builtin_memcpy(out + 2 * c, &eight, static_cast<size_t>(2 * (n - c)));
   }
 }
 
@@ -93,9 +95,11 @@ void store_row_int8(const float* row, int64_t n, int64_t token, char* section) {
     const __m256 level = clamp(rint(_mm256_mul_ps(x, inverse)), -127, 127);
     const __m256i wide = _mm256_cvtps_epi32(level);
     const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
-    int8_t eight[16];
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(eight), _mm_packs_epi16(words, words));
-    __builtin_memcpy(q + c, eight, static_cast<size_t>(n - c < 8 ? n - c : 8));
+    const __m128i eight = _mm_packs_epi16(words, words);
+    if (n - c >= 8)
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(q + c), eight);
+    else
+      __builtin_memcpy(q + c, &eight, static_cast<size_t>(n - c));
   }
   put_half(scales, token, h);
 }

@@ -56,6 +56,17 @@ struct Bf16Tile {
   static constexpr int kStep = 2;
   static constexpr int kStreamRows = 6;
 
+  static void expand(const W* w, int64_t steps, float* out) {
+    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000U));
+    for (int64_t s = 0; s < steps; ++s, w += 2 * kPanel, out += 2 * kPanel)
+      for (int h = 0; h < 2; ++h) {
+        const auto* at = reinterpret_cast<const __m256i*>(w + h * 2 * kHalf);
+        const __m256i both = _mm256_loadu_si256(at);
+        _mm256_store_ps(out + h * kHalf, _mm256_castsi256_ps(_mm256_slli_epi32(both, 16)));
+        _mm256_store_ps(out + kPanel + h * kHalf, _mm256_castsi256_ps(_mm256_and_si256(both, upper)));
+      }
+  }
+
   template <int R, int P>
   static void run(const X* x, int64_t x_stride, const W* w, int64_t, int64_t steps, bool add, float* c,
                   int64_t c_stride) {
@@ -98,7 +109,7 @@ struct Bf16Tile {
 };
 
 void linear_f32(const LinearTask& t) { linear_tiles<F32Tile>(t); }
-void linear_bf16(const LinearTask& t) { linear_tiles<Bf16Tile>(t); }
+void linear_bf16(const LinearTask& t) { linear_expanded<Bf16Tile, F32Tile>(t); }
 
 }  // namespace
 

@@ -15,6 +15,15 @@ struct ExpandTile {
   static constexpr int kStep = 2;
   static constexpr int kStreamRows = 4;
 
+  static void expand(const W* w, int64_t steps, float* out) {
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
+    for (int64_t s = 0; s < steps; ++s, w += 2 * kPanel, out += 2 * kPanel) {
+      const __m512i both = _mm512_loadu_si512(w);
+      _mm512_store_ps(out, _mm512_castsi512_ps(_mm512_slli_epi32(both, 16)));
+      _mm512_store_ps(out + kPanel, _mm512_castsi512_ps(_mm512_and_si512(both, upper)));
+    }
+  }
+
   template <int R, int P>
   static void run(const X* x, int64_t x_stride, const W* w, int64_t w_stride, int64_t steps, bool add,
                   float* c, int64_t c_stride) {
@@ -49,7 +58,7 @@ struct ExpandTile {
 };
 
 void linear_f32(const LinearTask& t) { linear_tiles<F32Tile>(t); }
-void linear_bf16(const LinearTask& t) { linear_tiles<ExpandTile>(t); }
+void linear_bf16(const LinearTask& t) { linear_expanded<ExpandTile, F32Tile>(t); }
 
 }  // namespace
 
