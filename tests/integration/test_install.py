@@ -1,0 +1,79 @@
+"""cmake --install makes a folder that runs wherever it is moved, with nothing but glibc from the system."""
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+import harness
+from harness import CHAT_MODEL
+
+SYSTEM = re.compile(r"^(linux-vdso|ld-linux.*|libc|libm|libpthread|libdl|librt|libresolv)\.so")
+
+pytestmark = pytest.mark.skipif(harness.SANITIZED, reason="sanitizer builds are not installed")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    first = tmp_path_factory.mktemp("install") / "first"
+    run = subprocess.run(["cmake", "--install", str(harness.BIN.parent), "--prefix", str(first)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    moved = first.parent / "somewhere else"
+    shutil.move(first, moved)
+    return moved
+
+
+def clean_environment():
+    return {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
+
+
+def libraries(path, environment):
+    out = subprocess.run(["ldd", str(path)], capture_output=True, text=True, env=environment).stdout
+    return [(line.split()[0], line.split()[2] if "=>" in line else line.split()[0]) for line in out.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("program", ["tandem", "tandem-router", "tandem-prefill", "tandem-decode"])
+def test_only_glibc_comes_from_the_system(program, bundle):
+    found = libraries(bundle / "bin" / program, clean_environment())
+    assert len(found) > 3
+    for name, path in found:
+        base = os.path.basename(name)
+        if not SYSTEM.match(base):
+            assert path.startswith(str(bundle)) or str(bundle) in path, f"{base} comes from {path}"
+
+
+def test_it_generates(bundle):
+    run = subprocess.run([str(bundle / "bin/tandem"), "generate", str(bundle / "models/chat-6m"), "--prompt", "I would like", "--max-tokens",
+                          "8", "--json"], capture_output=True, text=True, env=clean_environment(), cwd="/")
+    assert run.returncode == 0, run.stderr
+    here = harness.tandem("generate", CHAT_MODEL, "--prompt", "I would like", "--max-tokens", 8, "--json")
+    assert json.loads(run.stdout)["ids"] == json.loads(here.stdout)["ids"]
+
+
+def test_it_serves_from_its_own_cluster_file(bundle, tmp_path):
+    environment = {**clean_environment(), "TANDEM_ROUTER_HTTP_PORT": "0", "TANDEM_ROUTER_CONTROL_PORT": "0"}
+    tandem = str(bundle / "bin/tandem")
+    run_dir = str(tmp_path / "run")
+    up = subprocess.run([tandem, "up", "--detach", str(bundle / "deploy/quickstart.yaml"), "--run-dir", run_dir], capture_output=True,
+                        text=True, env=environment, timeout=120)
+    assert up.returncode == 0, up.stderr
+    try:
+        chat = subprocess.run([tandem, "chat", "--run-dir", run_dir, "--stats", "--max-tokens", "12", "--ask",
+                               "I would like a table for two at an Italian restaurant in San Jose, please."], capture_output=True,
+                              text=True, env=environment, timeout=120)
+        assert chat.returncode == 0, chat.stderr
+        assert "on the wire" in chat.stdout
+        assert re.search(r"transport +ucx .*(posix|sysv|cma|shared)", chat.stdout), chat.stdout
+        pid = json.load(open(f"{run_dir}/decode-0.json"))["pid"]
+        mapped = {line.split()[-1] for line in open(f"/proc/{pid}/maps") if ".so" in line}
+        outside = [m for m in mapped if not m.startswith(str(bundle)[:-len("else")]) and not SYSTEM.match(os.path.basename(m))]
+        assert not outside, f"loaded from the system: {outside}"
+    finally:
+        subprocess.run([tandem, "down", "--run-dir", run_dir], env=environment, timeout=60)
+
+
+def test_licences_travel_along(bundle):
+    assert (bundle / "LICENSE").exists() and (bundle / "models/README.md").exists()
+    assert list((bundle / "share/licenses").glob("*/copyright"))

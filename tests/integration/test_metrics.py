@@ -1,0 +1,73 @@
+"""Metrics of every process, read with a strict parser, and logs."""
+import json
+
+import pytest
+
+from harness import metric
+
+# What design.md section 10 and the issue ask for, by process.
+WANTED = {
+    "router": ["tandem_router_queue_depth", "tandem_router_queue_wait_seconds_count", "tandem_router_ttft_seconds_count",
+               "tandem_router_itl_seconds_count", "tandem_router_e2e_seconds_count", "tandem_router_prompt_tokens_total",
+               "tandem_router_output_tokens_total", "tandem_router_prefill_to_decode_seconds_count",
+               "tandem_router_transfer_wire_bytes_total", "tandem_router_transfer_raw_bytes_total",
+               "tandem_router_transfer_seconds_count", "tandem_router_kv_miss_ratio", "tandem_router_generations_fenced_total"],
+    "prefill-0": ["tandem_prefill_tokens_total", "tandem_prefill_transfer_wire_bytes_total",
+                  "tandem_prefill_transfer_raw_bytes_total", "tandem_prefill_transfer_seconds_count",
+                  "tandem_prefill_transfer_exposed_seconds_count"],
+    "decode-0": ["tandem_decode_tokens_total", "tandem_decode_open_reservations", "tandem_decode_leases_expired_total",
+                 "tandem_decode_generations_fenced_total", "tandem_decode_batch_requests_count",
+                 "tandem_decode_queue_wait_seconds_count"],
+}
+
+
+@pytest.mark.parametrize("process", WANTED)
+def test_every_process_has_its_metrics(process, cluster):
+    cluster.completion(prompt=list(range(900, 980)), max_tokens=4, ignore_eos=True)
+    samples = cluster.metrics(process)
+    for name in WANTED[process]:
+        metric(samples, name)
+    assert any("kv" in name and "block" in name for name, _ in samples), "KV blocks"
+    for name, labels in samples:
+        assert name.startswith(("tandem_", "process_", "exposer_")), name
+        for key, value in labels:
+            assert len(value) < 100, (name, key, value)
+
+
+def test_counts_follow_the_requests(cluster):
+    before = {p: cluster.metrics(p) for p in WANTED}
+    for number in range(3):
+        cluster.completion(prompt=list(range(1000 + 100 * number, 1080 + 100 * number)), max_tokens=5, ignore_eos=True)
+    cluster.wait_idle()
+    after = {p: cluster.metrics(p) for p in WANTED}
+
+    def grown(process, name):
+        return metric(after[process], name) - metric(before[process], name)
+    assert grown("router", "tandem_router_output_tokens_total") == 15
+    assert grown("router", "tandem_router_prompt_tokens_total") == 240
+    assert grown("router", "tandem_router_ttft_seconds_count") == 3
+    assert grown("router", "tandem_router_e2e_seconds_count") == 3
+    assert grown("router", "tandem_router_itl_seconds_count") >= 3
+    assert grown("prefill-0", "tandem_prefill_tokens_total") == 240
+    assert grown("prefill-0", "tandem_prefill_transfer_raw_bytes_total") == grown("router", "tandem_router_transfer_raw_bytes_total") > 0
+
+
+def test_the_transport_in_use_is_named(cluster):
+    status = cluster.status()
+    assert status["transfers"]["transport"].startswith("ucx ")
+    assert all(n["transport"] == "ucx" and n["transport_detail"].startswith("ucx ") for n in status["nodes"])
+
+
+def test_logs_are_json_lines_without_prompts(start):
+    cluster = start()
+    secret = "zanzibar pomegranate"
+    cluster.chat(messages=[{"role": "user", "content": f"My password is {secret}, remember it well, and tell me about flights."}],
+                 max_tokens=8)
+    for path in cluster.run_dir.glob("*.log"):
+        text = path.read_text()
+        assert secret not in text
+        for line in text.splitlines():
+            entry = json.loads(line)
+            assert {"time", "level", "event"} <= set(entry), line
+    events = [json.loads(line) for line in (cluster.run_dir / "router.log").read_text().splitlines()]
+    assert any("request_id" in e or "request" in e for e in events), "request ids"
