@@ -102,4 +102,8 @@ class HttpConnection final : public HttpConnectionBase,
   size_t lingered_bytes_ = 0;
 };
 
+// Both kinds are made in http_connection.cc.
+extern template class HttpConnection<boost::asio::ip::tcp::socket>;
+extern template class HttpConnection<boost::asio::ssl::stream<boost::asio::ip::tcp::socket>>;
+
 }  // namespace tandem
