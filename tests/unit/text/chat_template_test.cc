@@ -168,6 +168,19 @@ TEST(ToolCalls, TemplateThatWantsNoneForContentGetsIt) {
   EXPECT_EQ(render(*chat, R"([{"role":"assistant","content":"x"}])"), "assistant:x;");
 }
 
+TEST(ToolCalls, TemplateThatJoinsArgumentsToTextGetsText) {
+  const auto chat = compile(
+      "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+      "{{ c.function.name + c.function.arguments }}{% endfor %}{% endfor %}");
+  const auto with = [&](const std::string& arguments) {
+    return render(*chat, R"([{"role":"assistant","tool_calls":[{"function":{"name":"f ",)"
+                         R"("arguments":)" +
+                             arguments + "}}]}]");
+  };
+  EXPECT_EQ(with(R"("{\"b\": 1,  \"a\": 2}")"), R"(f {"b": 1,  "a": 2})");
+  EXPECT_EQ(with(R"({"b":1,"a":2})"), R"(f {"b":1,"a":2})");
+}
+
 TEST(Messages, NullFieldsAreAsIfAbsent) {
   const auto chat = compile(
       "{% for m in messages %}{{ m.name is defined }}{{ m.tool_calls is defined }}"

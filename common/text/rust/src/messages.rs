@@ -13,6 +13,8 @@ pub struct TemplateShape {
     pub needs_parts: bool,
     /// Writes tool calls only when content is none.
     pub tool_calls_need_none: bool,
+    /// Joins a call's arguments to text, so they must stay JSON text.
+    pub arguments_as_text: bool,
 }
 
 /// Names under which clients send a message's reasoning; the first is the one templates read.
@@ -45,7 +47,7 @@ fn prepare_message(
     fields.retain(|_, value| !value.is_null());
     alias_reasoning(&mut fields);
     if let Some(calls) = fields.get_mut("tool_calls") {
-        parse_arguments(calls);
+        convert_arguments(calls, shape.arguments_as_text);
     }
     let has_calls = matches!(fields.get("tool_calls"), Some(Value::Array(c)) if !c.is_empty());
     let content = match fields.get_mut("content").map(Value::take) {
@@ -89,8 +91,8 @@ fn alias_reasoning(fields: &mut Map<String, Value>) {
     fields.insert("reasoning_content".to_string(), reasoning);
 }
 
-/// The API carries arguments as JSON text; templates print them as an object.
-fn parse_arguments(calls: &mut Value) {
+/// The API carries arguments as JSON text; templates print them as an object, but a few join text.
+fn convert_arguments(calls: &mut Value, as_text: bool) {
     let Value::Array(calls) = calls else {
         return;
     };
@@ -98,13 +100,19 @@ fn parse_arguments(calls: &mut Value) {
         let Some(arguments) = call.pointer_mut("/function/arguments") else {
             continue;
         };
-        let Value::String(text) = arguments else {
-            continue;
-        };
-        if text.trim().is_empty() {
-            *arguments = json!({});
-        } else if let Ok(Value::Object(object)) = serde_json::from_str::<Value>(text) {
-            *arguments = Value::Object(object);
+        match arguments {
+            Value::String(_) if as_text => {}
+            Value::String(text) if text.trim().is_empty() => *arguments = json!({}),
+            Value::String(text) => {
+                if let Ok(Value::Object(object)) = serde_json::from_str::<Value>(text) {
+                    *arguments = Value::Object(object);
+                }
+            }
+            other => {
+                if as_text {
+                    *other = Value::String(other.to_string());
+                }
+            }
         }
     }
 }

@@ -164,25 +164,37 @@ impl ChatTemplates {
         // A template that prints the array as it is shows the keys of its parts.
         let keys = |text: &str| text.matches("'type'").count() + text.matches("\"type\"").count();
         let takes_parts = parts.contains(TEXT) && keys(&parts) <= keys(&string);
-        let called = |content: Json| {
-            try_render(json!([
-                {"role": "user", "content": if takes_parts && !string.contains(TEXT) {
-                    json!([{"type": "text", "text": TEXT}])
-                } else {
-                    json!(TEXT)
-                }},
+        let needs_parts = takes_parts && !string.contains(TEXT);
+        let question = if needs_parts {
+            json!([{"type": "text", "text": TEXT}])
+        } else {
+            json!(TEXT)
+        };
+        let shows_call = |content: Json, arguments: Json| {
+            let text = try_render(json!([
+                {"role": "user", "content": question},
                 {"role": "assistant", "content": content, "tool_calls": [
                     {"id": "call00001", "type": "function",
-                     "function": {"name": CALL, "arguments": {}}}]}
-            ]))
+                     "function": {"name": CALL, "arguments": arguments}}]}
+            ]));
+            text.contains(CALL) && !text.contains("None")
         };
-        let (empty, none) = (called(json!("")), called(Json::Null));
+        let object = json!({"key": "value"});
+        let forms = [
+            (json!(""), object.clone()),
+            (Json::Null, object.clone()),
+            (json!(""), json!(object.to_string())),
+            (Json::Null, json!(object.to_string())),
+        ];
+        // A template that shows no call in any form is not helped by another form.
+        let form = forms
+            .into_iter()
+            .find(|(content, arguments)| shows_call(content.clone(), arguments.clone()));
         TemplateShape {
             takes_parts,
-            needs_parts: takes_parts && !string.contains(TEXT),
-            tool_calls_need_none: !empty.contains(CALL)
-                && none.contains(CALL)
-                && !none.contains("None"),
+            needs_parts,
+            tool_calls_need_none: matches!(&form, Some((Json::Null, _))),
+            arguments_as_text: matches!(&form, Some((_, Json::String(_)))),
         }
     }
 }
