@@ -26,6 +26,10 @@ const TYPE_CONTROL: i32 = 3;
 const TYPE_USER_DEFINED: i32 = 4;
 const TYPE_BYTE: i32 = 6;
 
+/// Every split of a piece is tried, so long ones would take quadratic time; SentencePiece's own
+/// default limit is 16 characters.
+const MAX_MERGED_BYTES: usize = 1024;
+
 /// An id that the file does not give.
 const NO_ID: i64 = -1;
 
@@ -337,7 +341,8 @@ fn merges_from_scores(vocabulary: &Vocabulary, ids: &HashMap<&str, u32>) -> Vec<
     };
     let mut merges: Vec<(f32, &str, &str)> = Vec::new();
     for (id, token) in vocabulary.tokens.iter().enumerate() {
-        if !mergeable(id) || ids.get(token) != Some(&(id as u32)) {
+        let repeated = ids.get(token) != Some(&(id as u32));
+        if !mergeable(id) || repeated || token.len() > MAX_MERGED_BYTES {
             continue;
         }
         let mut local: Vec<(f32, f32, &str, &str)> = token
