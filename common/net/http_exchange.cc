@@ -1,6 +1,7 @@
 #include "common/net/http_exchange.h"
 
 #include <boost/asio/post.hpp>
+#include <algorithm>
 #include <utility>
 
 #include "common/net/http_server.h"

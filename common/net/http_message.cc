@@ -1,5 +1,7 @@
 #include "common/net/http_message.h"
 
+#include <algorithm>
+
 #include "common/obs/json_text.h"
 
 namespace tandem {

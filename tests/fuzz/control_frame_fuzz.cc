@@ -1,5 +1,6 @@
 // Bytes on the control port. The first byte chooses: a raw stream cut into pieces of that many bytes,
 // or (from 128 on) the payload of a good frame, so that the messages themselves are reached.
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>

@@ -1,5 +1,7 @@
 #include "common/net/gate.h"
 
+#include <cstdio>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
