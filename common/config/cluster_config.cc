@@ -13,7 +13,6 @@ using std::chrono::seconds;
 
 constexpr Bounds<uint64_t> kPort{0, 65535};
 constexpr Bounds<uint64_t> kCount{1, 1u << 20};
-constexpr Bounds<uint64_t> kOptionalCount{0, 1u << 20};
 constexpr Bounds<uint64_t> kOptionalTokens{0, 1u << 24};
 constexpr Bounds<Duration> kWait{milliseconds(1), hours(24)};
 

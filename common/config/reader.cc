@@ -95,7 +95,8 @@ void ConfigReader::finish() {
   report_unknown_keys(scopes_.front());
   // A misspelled variable is refused like a misspelled key, but only where it can be meant for us:
   // below the name of a section.
-  for (const auto& [name, value] : environment_) {
+  for (const auto& variable : environment_) {
+    const std::string& name = variable.first;
     if (!name.starts_with("TANDEM_") || used_variables_.contains(name)) continue;
     const bool ours = std::any_of(
         scopes_.front().keys.begin(), scopes_.front().keys.end(), [&](const std::string& section) {
