@@ -14,7 +14,7 @@ enum class CpuIsa : uint8_t {
   kReference,   // plain C++: every machine, slow; the tests' yardstick
   kAvx2,        // AVX2 + FMA + F16C
   kAvx512,      // AVX-512 F, BW, DQ, VL
-  kAvx512Bf16,  // and AVX512_BF16: bf16 weights meet activations rounded to bf16
+  kAvx512Bf16,  // and AVX512_BF16
 };
 
 [[nodiscard]] std::string_view to_string(CpuIsa isa);  // "reference", "avx2", "avx512", "avx512bf16"

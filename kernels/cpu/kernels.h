@@ -30,8 +30,8 @@ inline constexpr int kValueGroup = 32;     // channels per scale in four-bit val
 
 // c[r][16*p + i] = sum over k of x[r][k] * panel p's output i, summed in the order of k.
 struct LinearTask {
-  // float, or bf16 (LinearKernels::bf16_activations). For bf16 weights rows are padded to an even
-  // count with a zero.
+  // float, or bf16 for LinearKernels::bf16_rounded. For bf16 weights rows are padded to an even count
+  // with a zero.
   const void* x = nullptr;
   int64_t x_stride = 0;     // elements from row to row
   int64_t rows = 0;
@@ -70,10 +70,11 @@ struct AttendTask {
 [[nodiscard]] constexpr int64_t value_stride(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
 
 struct LinearKernels {
-  // `bf16` reads activations rounded to bf16 instead of float.
-  bool bf16_activations;
   void (*f32)(const LinearTask&);
   void (*bf16)(const LinearTask&);
+  // bf16 weights with activations rounded to bf16: twice as fast where the instruction set multiplies
+  // such pairs, null elsewhere.
+  void (*bf16_rounded)(const LinearTask&);
 };
 
 struct RowKernels {

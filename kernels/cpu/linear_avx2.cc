@@ -113,6 +113,6 @@ void linear_bf16(const LinearTask& t) { linear_expanded<Bf16Tile, F32Tile>(t); }
 
 }  // namespace
 
-constexpr LinearKernels kLinearAvx2{false, linear_f32, linear_bf16};
+constexpr LinearKernels kLinearAvx2{linear_f32, linear_bf16, nullptr};
 
 }  // namespace tandem::cpu

@@ -49,11 +49,12 @@ struct Bf16Tile {
   }
 };
 
-void linear_bf16(const LinearTask& t) { linear_tiles<Bf16Tile>(t); }
 void linear_f32(const LinearTask& t) { linear_tiles<F32Tile>(t); }
+void linear_bf16(const LinearTask& t) { linear_expanded<ExpandTile, F32Tile>(t); }
+void linear_bf16_rounded(const LinearTask& t) { linear_tiles<Bf16Tile>(t); }
 
 }  // namespace
 
-constexpr LinearKernels kLinearAvx512Bf16{true, linear_f32, linear_bf16};
+constexpr LinearKernels kLinearAvx512Bf16{linear_f32, linear_bf16, linear_bf16_rounded};
 
 }  // namespace tandem::cpu

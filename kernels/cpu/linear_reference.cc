@@ -32,6 +32,6 @@ void linear_bf16(const LinearTask& t) {
 
 }  // namespace
 
-constexpr LinearKernels kLinearReference{false, linear_f32, linear_bf16};
+constexpr LinearKernels kLinearReference{linear_f32, linear_bf16, nullptr};
 
 }  // namespace tandem::cpu

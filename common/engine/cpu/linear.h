@@ -54,6 +54,7 @@ class LinearRunner {
   struct Activations {
     const void* data = nullptr;
     int64_t stride = 0;  // elements
+    bool rounded = false;  // bf16, else float
   };
   struct Scratch {
     std::vector<float> normed;       // one row
@@ -65,10 +66,10 @@ class LinearRunner {
                   const LinearOutput& out);
   void run_wide(int64_t rows, const LinearInput& in, const CpuLinear& weight,
                 const LinearOutput& out);
-  [[nodiscard]] bool rounds(const CpuLinear& weight) const;
-  [[nodiscard]] size_t row_bytes(const CpuLinear& weight) const;
-  void prepare(const LinearInput& in, int64_t row, const CpuLinear& weight, Scratch& scratch,
-               std::byte* to) const;
+  [[nodiscard]] bool rounds(const CpuLinear& weight, Epilogue epilogue) const;
+  // A row of activations as the kernels read it.
+  void prepare(const LinearInput& in, int64_t row, const CpuLinear& weight, bool round,
+               Scratch& scratch, std::byte* to) const;
   void multiply(const Activations& a, const CpuLinear& weight, const Block& block, float* sums,
                 int64_t sums_stride) const;
   void compute(const Activations& a, const CpuLinear& weight, const Block& block, Scratch& scratch,

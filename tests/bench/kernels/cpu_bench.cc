@@ -14,6 +14,7 @@ int main(int argc, char** argv) {
   bool skip_ops = false;
   CLI::App app("Benchmarks of the CPU engine");
   app.add_option("--model", options.model, "folder or GGUF file; without it, operations only");
+  app.add_flag("--dummy", options.dummy, "random weights; the folder needs a config.json alone");
   app.add_option("--threads", options.threads, "compute threads");
   app.add_option("--cpus", options.cpus, "CPUs to pin them to");
   app.add_option("--isa", isa, "reference, avx2, avx512, avx512bf16");

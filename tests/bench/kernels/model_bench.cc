@@ -74,7 +74,9 @@ double prefill_flops(const model::ModelConfig& c, double tokens) {
 }  // namespace
 
 Status bench_model(const Options& options, const Clock& clock) {
-  TANDEM_ASSIGN(const auto checkpoint, model::Checkpoint::open(options.model));
+  model::CheckpointOptions from;
+  if (options.dummy) from.format = model::LoadFormat::kDummy;
+  TANDEM_ASSIGN(const auto checkpoint, model::Checkpoint::open(options.model, from));
   const TimePoint begin = clock.now();
   TANDEM_ASSIGN(Runner runner, open(options, *checkpoint));
   const model::ModelConfig& config = runner.engine->config();

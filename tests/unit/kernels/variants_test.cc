@@ -90,8 +90,16 @@ std::vector<T> packed(int64_t panels, int64_t in, uint64_t seed) {
   return out;
 }
 
+enum class Linear { kF32, kBf16, kBf16Rounded };
+
+std::vector<Linear> linears(const KernelTable& table) {
+  std::vector<Linear> out{Linear::kF32, Linear::kBf16};
+  if (table.linear.bf16_rounded != nullptr) out.push_back(Linear::kBf16Rounded);
+  return out;
+}
+
 // Runs a linear kernel on rows of floats, rounded first where the kernel wants them so.
-void run_linear(const KernelTable& table, bool bf16, const std::vector<float>& x, int64_t rows, int64_t in,
+void run_linear(const KernelTable& table, Linear kind, const std::vector<float>& x, int64_t rows, int64_t in,
                 const void* panels, int64_t panel_count, float* c, int64_t c_stride) {
   const int64_t stride = (in + 1) / 2 * 2;
   std::vector<float> padded(static_cast<size_t>(rows * stride));
@@ -101,8 +109,7 @@ void run_linear(const KernelTable& table, bool bf16, const std::vector<float>& x
     table.rows.round_to_bf16(x.data() + r * in, in, rounded.data() + r * stride);
   }
   cpu::LinearTask t;
-  const bool round = bf16 && table.linear.bf16_activations;
-  t.x = round ? static_cast<const void*>(rounded.data()) : padded.data();
+  t.x = kind == Linear::kBf16Rounded ? static_cast<const void*>(rounded.data()) : padded.data();
   t.x_stride = stride;
   t.rows = rows;
   t.panels = panels;
@@ -110,26 +117,30 @@ void run_linear(const KernelTable& table, bool bf16, const std::vector<float>& x
   t.in = in;
   t.c = c;
   t.c_stride = c_stride;
-  (bf16 ? table.linear.bf16 : table.linear.f32)(t);
+  switch (kind) {
+    case Linear::kF32: return table.linear.f32(t);
+    case Linear::kBf16: return table.linear.bf16(t);
+    case Linear::kBf16Rounded: return table.linear.bf16_rounded(t);
+  }
 }
 
 TEST_P(CpuKernels, LinearMatchesThePlainKernel) {
-  for (const bool bf16 : {false, true})
+  for (const Linear kind : linears(table_))
     for (const int64_t in : {1, 2, 3, 16, 31, 64, 257, 576, 1025, 2050})
       for (const int64_t panels : {1, 2, 3, 5}) {
         const auto w32 = packed<float>(panels, in, 3);
         const auto w16 = packed<uint16_t>(panels, in, 3);
-        const void* w = bf16 ? static_cast<const void*>(w16.data()) : w32.data();
+        const void* w = kind != Linear::kF32 ? static_cast<const void*>(w16.data()) : w32.data();
         const auto x = random_floats(static_cast<size_t>(70 * in), 4);
         auto reference_x = x;
-        if (bf16 && table_.linear.bf16_activations)
+        if (kind == Linear::kBf16Rounded)
           for (float& v : reference_x) v = to_float(to_bf16(v));
         for (const int64_t rows : {1, 2, 4, 5, 6, 7, 11, 12, 13, 24, 70}) {
           const int64_t stride = panels * 16 + 5;
           Output got(rows * stride);
           Output want(rows * stride);
-          run_linear(table_, bf16, x, rows, in, w, panels, got.data(), stride);
-          run_linear(plain_, bf16, reference_x, rows, in, w, panels, want.data(), stride);
+          run_linear(table_, kind, x, rows, in, w, panels, got.data(), stride);
+          run_linear(plain_, kind == Linear::kF32 ? kind : Linear::kBf16, reference_x, rows, in, w, panels, want.data(), stride);
           got.check();
           for (int64_t r = 0; r < rows; ++r) {
             const auto at = static_cast<size_t>(r * stride);
@@ -143,13 +154,13 @@ TEST_P(CpuKernels, LinearMatchesThePlainKernel) {
 }
 
 TEST_P(CpuKernels, LinearGivesARowTheSameBitsInEveryTile) {
-  for (const bool bf16 : {false, true})
+  for (const Linear kind : linears(table_))
     for (const int64_t in : {31, 576, 1537, 2500}) {
       constexpr int64_t kPanels = 5;
       const auto w32 = packed<float>(kPanels, in, 3);
       const auto w16 = packed<uint16_t>(kPanels, in, 3);
       const auto panel = [&](int64_t p) {
-        return bf16 ? static_cast<const void*>(w16.data() + p * cpu::panel_elements_bf16(in))
+        return kind != Linear::kF32 ? static_cast<const void*>(w16.data() + p * cpu::panel_elements_bf16(in))
                     : w32.data() + p * cpu::panel_elements_f32(in);
       };
       const auto x = random_floats(static_cast<size_t>(64 * in), 4);
@@ -158,11 +169,11 @@ TEST_P(CpuKernels, LinearGivesARowTheSameBitsInEveryTile) {
         alone.emplace_back(kPanels * 16);
         const std::vector<float> one(x.begin() + r * in, x.begin() + (r + 1) * in);
         for (int64_t p = 0; p < kPanels; ++p)  // one panel at a time
-          run_linear(table_, bf16, one, 1, in, panel(p), 1, alone.back().data() + p * 16, 16);
+          run_linear(table_, kind, one, 1, in, panel(p), 1, alone.back().data() + p * 16, 16);
       }
       for (int64_t rows = 2; rows <= 64; ++rows) {
         std::vector<float> c(static_cast<size_t>(rows * kPanels * 16));
-        run_linear(table_, bf16, x, rows, in, panel(0), kPanels, c.data(), kPanels * 16);
+        run_linear(table_, kind, x, rows, in, panel(0), kPanels, c.data(), kPanels * 16);
         for (int64_t r = 0; r < rows; ++r)
           ASSERT_TRUE(same_bits(std::span(c).subspan(static_cast<size_t>(r * kPanels * 16), kPanels * 16),
                                 alone[static_cast<size_t>(r)]))
