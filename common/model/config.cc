@@ -54,6 +54,11 @@ Status validate(const ModelConfig& c, std::string_view file) {
   const bool any_moe = std::find(c.moe_layers.begin(), c.moe_layers.end(), true) != c.moe_layers.end();
   if (any_moe && (c.moe.experts < 1 || c.moe.experts > 65536))
     return bad("num_experts", "must be between 1 and 65536, is " + std::to_string(c.moe.experts));
+  // What lists or loads a model's tensors takes memory for each: a number in a file must not decide it.
+  if (any_moe && uint64_t{c.moe.experts} * c.layers > (1u << 18))
+    return bad("num_experts", "(" + std::to_string(c.moe.experts) + ") in " +
+                                  std::to_string(c.layers) +
+                                  " layers make more experts than the 262144 that are read");
   if (any_moe && (c.moe.experts_per_token < 1 || c.moe.experts_per_token > c.moe.experts))
     return bad("num_experts_per_tok", "must be between 1 and num_experts (" +
                                           std::to_string(c.moe.experts) + "), is " +

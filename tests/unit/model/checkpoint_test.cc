@@ -456,6 +456,16 @@ TEST_F(SplitGguf, PartsOfAnotherModelAreNoticed) {
   EXPECT_THAT(refusal(part(1), ErrorCode::kMismatch), HasSubstr("says it is part 3 of 3, its name says part 2 of 3"));
 }
 
+// The fuzzer starts from these: if they did not open, it would only ever see the first check.
+TEST(CheckpointGguf, SeedsOfTheFuzzerOpen) {
+  size_t opened = 0;
+  for (const auto& entry : fs::directory_iterator(TANDEM_TEST_DATA "/../fuzz/corpus/gguf")) {
+    good(entry.path());
+    ++opened;
+  }
+  EXPECT_GE(opened, 3u);
+}
+
 TEST(CheckpointGguf, FolderWithSeveralModelsAsksWhich) {
   TempFolder f;
   f.write("a.gguf", tiny_gguf().build());

@@ -263,6 +263,9 @@ TEST(ConfigMoe, LayersFollowStepAndExceptions) {
 }
 
 TEST(ConfigMoe, ContradictionsAreNamed) {
+  EXPECT_THAT(refusal(config_text(R"("num_experts": 65536, "moe_intermediate_size": 1)", "qwen3_moe",
+      R"("hidden_size": 4, "num_hidden_layers": 4096, "num_attention_heads": 1, "num_key_value_heads": 1,
+      "intermediate_size": 1, "vocab_size": 1)"), ErrorCode::kCorruptData), HasSubstr("262144"));
   EXPECT_THAT(refusal(config_text(R"("num_experts": 8, "num_local_experts": 4)", "qwen3_moe"),
                       ErrorCode::kCorruptData), HasSubstr("contradicts num_local_experts"));
   EXPECT_THAT(refusal(config_text(R"("num_experts": 4, "num_experts_per_tok": 5)", "qwen3_moe"),
