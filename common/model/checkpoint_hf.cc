@@ -1,4 +1,5 @@
 // Hugging Face folders: config.json, generation_config.json, model.safetensors or its shards.
+#include <cstring>
 #include <map>
 #include <set>
 
@@ -118,6 +119,34 @@ void add_base_prefix(Checkpoint::Impl& impl) {
   impl.tensors = std::move(renamed);
 }
 
+// As the reference ties on load: a config that ties while the file holds two different matrices is
+// wrong about the file, and one matrix under either name serves as both.
+void settle_tied_head(Checkpoint::Impl& impl) {
+  constexpr const char* kTable = "model.embed_tokens.weight";
+  constexpr const char* kHead = "lm_head.weight";
+  if (!impl.config.tied_head) return;
+  const auto head = impl.tensors.find(kHead);
+  if (head == impl.tensors.end()) return;
+  const auto table = impl.tensors.find(kTable);
+  if (table == impl.tensors.end()) {
+    StoredTensor shared = std::move(head->second);
+    impl.tensors.erase(head);
+    impl.tensors.emplace(kTable, std::move(shared));
+    return;
+  }
+  const HostTensor& a = head->second.view;
+  const HostTensor& b = table->second.view;
+  if (a.type == b.type && a.bytes.size() == b.bytes.size() &&
+      std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size()) == 0) {
+    impl.tensors.erase(head);
+    return;
+  }
+  impl.config.tied_head = false;
+  impl.config.notes.push_back(impl.path.string() +
+                              ": tie_word_embeddings is true, but lm_head.weight differs from "
+                              "embed_tokens.weight; the head keeps its own weights");
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Checkpoint::Impl>> open_hugging_face(const fs::path& folder,
@@ -149,6 +178,7 @@ Result<std::unique_ptr<Checkpoint::Impl>> open_hugging_face(const fs::path& fold
                              : "; load format dummy works without weights"));
   }
   add_base_prefix(*impl);
+  settle_tied_head(*impl);
   return impl;
 }
 

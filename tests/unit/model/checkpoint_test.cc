@@ -134,6 +134,50 @@ TEST(CheckpointFolder, UntiedHeadMustBeThereTiedOneNeedNot) {
   EXPECT_THAT(refusal(f.path(), ErrorCode::kMismatch), HasSubstr("lm_head.weight is missing"));
 }
 
+// A folder whose config ties, with a head of its own in the file.
+class TiedFolder : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    f_.copy(kGolden / "llama_linear_tied");
+    const std::string file = read_all(f_.path() / "model.safetensors");
+    std::memcpy(&length_, file.data(), 8);
+    header_ = file.substr(8, length_);
+    data_ = file.substr(8 + length_);
+  }
+  void write_with_head(const std::string& head) {
+    const std::string entry = R"({"lm_head.weight":{"dtype":"BF16","shape":[96,32],"data_offsets":[)" +
+                              std::to_string(data_.size()) + "," + std::to_string(data_.size() + head.size()) + "]},";
+    f_.write("model.safetensors", safetensors_file(entry + header_.substr(1), data_ + head));
+  }
+  TempFolder f_;
+  uint64_t length_ = 0;
+  std::string header_;
+  std::string data_;
+};
+
+TEST_F(TiedFolder, EqualHeadIsTheTable) {
+  const auto table = good(f_.path())->tensor("model.embed_tokens.weight");
+  const auto* bytes = reinterpret_cast<const char*>(table->view.bytes.data());
+  write_with_head(std::string(bytes, table->view.bytes.size()));
+  const auto c = good(f_.path());
+  EXPECT_TRUE(c->config().tied_head);
+  EXPECT_THAT(c->warnings(), IsEmpty());
+}
+
+TEST_F(TiedFolder, AnotherHeadStaysItsOwnWithAWarning) {
+  write_with_head(std::string(96 * 32 * 2, '\1'));
+  const auto c = good(f_.path());
+  EXPECT_FALSE(c->config().tied_head);
+  EXPECT_TRUE(c->contains("lm_head.weight"));
+  EXPECT_THAT(c->warnings(), ElementsAre(HasSubstr("lm_head.weight differs")));
+}
+
+TEST_F(TiedFolder, HeadAloneServesAsTheTable) {
+  f_.write("model.safetensors", safetensors_file(replaced(header_, "\"model.embed_tokens.weight\"",
+                                                          "\"lm_head.weight\""), data_));
+  EXPECT_TRUE(good(f_.path())->contains("model.embed_tokens.weight"));
+}
+
 TEST(CheckpointFolder, TruncatedWeights) {
   TempFolder f;
   f.copy(kGolden / "mistral_window");
