@@ -3,22 +3,11 @@
 #include <csignal>
 #include <cstdio>
 #include <iostream>
-#include <utility>
 
-#include "common/base/run_file.h"
+#include "common/base/clock.h"
 #include "common/config/config.h"
-#include "common/model/checkpoint.h"
-#include "common/model/text.h"
-#include "common/net/gate.h"
-#include "common/net/http_server.h"
 #include "common/obs/log.h"
-#include "common/obs/metrics.h"
-#include "common/obs/trace.h"
-#include "common/text/tokenizer.h"
-#include "router/cluster/cluster_link.h"
-#include "router/cluster/router_metrics.h"
-#include "router/http/api_server.h"
-#include "router/status_page/status_board.h"
+#include "router/app/router.h"
 
 namespace tandem::router {
 namespace {
@@ -49,134 +38,6 @@ LogLevel log_level(LogLevelChoice choice) {
   return LogLevel::kInfo;
 }
 
-ApiLimits api_limits(const LimitsSettings& s) {
-  ApiLimits limits;
-  limits.default_max_tokens = s.default_max_tokens;
-  limits.max_tokens = s.max_tokens;
-  limits.max_n = s.max_n;
-  limits.max_prompts = s.max_prompts;
-  limits.max_stop = s.max_stop;
-  limits.max_logprobs = s.max_logprobs;
-  return limits;
-}
-
-DispatchOptions dispatch_options(const RouterSettings& s) {
-  DispatchOptions options;
-  options.queue_capacity = s.admission.prefill_queue;
-  options.queue_deadline = s.admission.deadline;
-  options.max_retries = s.admission.max_retries;
-  options.request_timeout = s.admission.request_timeout;
-  options.decode_queue = s.admission.decode_queue;
-  options.local_prefill_below = s.dispatch.local_prefill_below;
-  options.prefix_affinity = s.dispatch.prefix_affinity;
-  options.peer_timeout = s.control.peer_timeout;
-  options.heartbeat_ms =
-      static_cast<uint32_t>(s.control.heartbeat_interval / std::chrono::milliseconds(1));
-  return options;
-}
-
-struct LoadedModel {
-  ServedModel served;
-  std::string tokenizer_hash;
-  text::TextModel text;
-};
-
-// Config, metadata and tokenizer; weights stay on disk.
-Result<LoadedModel> load_model(const ModelSettings& settings, const Clock& clock, const Logger& log) {
-  model::CheckpointOptions options;
-  if (settings.load_format == LoadFormat::kDummy) options.format = model::LoadFormat::kDummy;
-  TANDEM_ASSIGN(const auto checkpoint, model::Checkpoint::open(settings.path, options));
-  LoadedModel out;
-  TANDEM_ASSIGN(out.text, model::load_text(*checkpoint, clock));
-  for (const std::string& warning : out.text.warnings) log.warning("model", {{"message", warning}});
-  const model::ModelConfig& config = checkpoint->config();
-  out.served.id = served_model_id(settings);
-  out.served.aliases = settings.aliases;
-  out.served.fingerprint = checkpoint->fingerprint();
-  out.served.eos = config.eos;
-  out.served.vocab = config.vocab;
-  out.served.context = config.max_positions;
-  if (settings.max_context != 0) out.served.context = std::min(out.served.context, settings.max_context);
-  out.tokenizer_hash = std::string(out.text.tokenizer->hash());
-  return out;
-}
-
-// Everything that runs, in the order of its making; destroyed backwards.
-class Router {
- public:
-  Router(const ClusterConfig& config, const Clock& clock, Logger log)
-      : config_(config), clock_(clock), log_(std::move(log)), metrics_(registry_) {}
-
-  Status start(const std::string& run_dir);
-  void stop();
-
- private:
-  const ClusterConfig& config_;
-  const Clock& clock_;
-  const Logger log_;
-  MetricsRegistry registry_;
-  RouterMetrics metrics_;
-  std::unique_ptr<StatusBoard> board_;
-  std::unique_ptr<ClusterLink> cluster_;
-  std::unique_ptr<ApiServer> api_;
-  std::unique_ptr<HttpServer> http_;
-};
-
-Status Router::start(const std::string& run_dir) {
-  StartupPhases phases(clock_, log_);
-  phases.next("load_model");
-  TANDEM_ASSIGN(LoadedModel model, load_model(config_.model, clock_, log_));
-  phases.next("listen");
-  TANDEM_ASSIGN(std::vector<std::string> keys, load_api_keys(config_.router.http));
-  TANDEM_ASSIGN(std::string shared_key, load_shared_key(config_.router.control));
-  board_ = std::make_unique<StatusBoard>(clock_, model.served.id, TANDEM_VERSION);
-  DispatchOptions options = dispatch_options(config_.router);
-  options.model_fingerprint = model.served.fingerprint;
-  options.tokenizer_hash = model.tokenizer_hash;
-  options.vocab = model.served.vocab;
-  TANDEM_ASSIGN(cluster_, ClusterLink::create(config_.router.control, std::move(shared_key),
-                                              std::move(options),
-                                              {.clock = clock_,
-                                               .log = log_,
-                                               .registry = registry_,
-                                               .metrics = metrics_,
-                                               .board = *board_}));
-  api_ = std::make_unique<ApiServer>(
-      ApiServer::Deps{.clock = clock_,
-                      .log = log_,
-                      .registry = registry_,
-                      .metrics = metrics_,
-                      .board = *board_,
-                      .cluster = *cluster_},
-      model.served, api_limits(config_.router.limits),
-      PromptBuilder(model.text.tokenizer, model.text.chat_template), ApiKeyGate(std::move(keys)));
-  cluster_->start();
-  TANDEM_ASSIGN(http_, HttpServer::create(
-                           config_.router.http,
-                           [api = api_.get()](HttpRequest request, HttpResponder responder) {
-                             api->handle(std::move(request), std::move(responder));
-                           },
-                           {.clock = clock_, .log = log_, .metrics = registry_}));
-  const std::string http = config_.router.http.host + ":" + std::to_string(http_->port());
-  const std::string control =
-      config_.router.control.host + ":" + std::to_string(cluster_->control_port());
-  if (!run_dir.empty()) {
-    TANDEM_TRY(publish_endpoints(run_dir, "router", "router", {{"http", http}, {"control", control}}));
-  }
-  phases.done();
-  log_.info("listening", {{"http", http}, {"control", control}, {"model", model.served.id}});
-  return {};
-}
-
-void Router::stop() {
-  log_.info("draining");
-  const bool cluster_done = cluster_->drain(kDrainTimeout);
-  const bool http_done = http_->drain(cluster_done ? std::chrono::seconds(5) : std::chrono::seconds(0));
-  http_->stop();
-  cluster_->stop();
-  log_.info("stopped", {{"clean", cluster_done && http_done}});
-}
-
 int run(const Arguments& arguments) {
   Result<ClusterConfig> config = load_cluster_config(arguments.config, process_environment());
   if (!config) return report(config.error());
@@ -203,7 +64,7 @@ int run(const Arguments& arguments) {
   }
   int signal = 0;
   sigwait(&signals, &signal);
-  router.stop();
+  router.stop(kDrainTimeout);
   return 0;
 }
 
