@@ -17,10 +17,7 @@ class DecodeMetrics {
   explicit DecodeMetrics(MetricsRegistry& registry);
 
   void state(size_t reserved, size_t prefilling, size_t ready, const node::KvUsage& usage);
-  void transport(const transport::TransportCounters& counters) { kv_.transport(counters); }
-  void transport_name(MetricsRegistry& registry, const transport::Transport& transport) {
-    kv_.transport_name(registry, transport.name(), transport.detail());
-  }
+  void transport(const transport::Transport& transport) { kv_.transport(transport); }
   void reserved() { reservations_.with({"granted"}).add(); }
   void refused(std::string_view reason) { reservations_.with({reason}).add(); }
   // `took`: from the reservation to the decode queue.

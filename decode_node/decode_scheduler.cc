@@ -14,6 +14,9 @@ constexpr size_t kRemembered = 4096;
 
 constexpr Duration kTransportGrace = std::chrono::milliseconds(200);
 
+// Gauges are for scrapes, which come every few seconds.
+constexpr uint64_t kTicksPerGauge = 20;
+
 }  // namespace
 
 DecodeScheduler::State::State(Deps d, const DecodeOptions& o)
@@ -23,7 +26,7 @@ DecodeScheduler::State::State(Deps d, const DecodeOptions& o)
       reservations(size_t{o.max_sequences} + o.queue_capacity),
       ended(kRemembered),
       fenced(kRemembered) {
-  metrics.transport_name(deps.metrics, deps.transport);
+  metrics.transport(deps.transport);
 }
 
 Sequence* DecodeScheduler::State::find(RequestId request) const {
@@ -409,7 +412,7 @@ void DecodeScheduler::tick() {
   state_->sweep_leases();
   state_->drop_dead();
   state_->start_step();
-  state_->update_gauges();
+  if (state_->ticks % kTicksPerGauge == 0) state_->update_gauges();
 }
 
 void DecodeScheduler::drain() { state_->draining = true; }

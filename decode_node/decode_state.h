@@ -90,7 +90,7 @@ struct DecodeScheduler::State {
   uint64_t tokens_generated = 0;
   uint64_t wire_bytes = 0;
   node::Smoothed step_seconds;
-  node::Smoothed prefill_tokens_per_second;
+  node::Throughput prefill_throughput;
   node::LineFit step_cost;  // seconds over decode rows
 };
 

@@ -99,7 +99,10 @@ void DecodeScheduler::State::start_step() {
     std::vector<uint32_t> remaining;
     for (const Sequence* s : prompts) remaining.push_back(s->remaining());
     const uint32_t room = options.max_batch_tokens - decoding;
-    const uint32_t budget = decoding == 0 ? room : std::min(room, options.chunk_tokens);
+    const double rate = prefill_throughput.per_second();
+    const uint32_t budget =
+        decoding == 0 ? node::rows_within(options.prefill_target, rate, room)
+                      : node::rows_within(options.mixed_target, rate, std::min(room, options.chunk_tokens));
     const auto rows = node::pack_rows(remaining, {.rows = budget, .chunk = budget});
     for (size_t i = 0; i < prompts.size(); ++i) {
       if (rows[i] > 0) add_to_step(step, *prompts[i], rows[i]);
@@ -148,8 +151,9 @@ void DecodeScheduler::State::finish_step(node::StepResult result) {
   if (prefill_rows == 0) {
     step_seconds.add(to_seconds(took));
     step_cost.add(decode_count, to_seconds(took));
-  } else if (decode_count == 0 && took > Duration{0}) {
-    prefill_tokens_per_second.add(prefill_rows / to_seconds(took));
+  } else {
+    const double decode_part = decode_count > 0 ? step_seconds.value() : 0;
+    prefill_throughput.add(prefill_rows, to_seconds(took) - decode_part);
   }
   control::ToRouter message;
   for (size_t i = 0; i < batch.size(); ++i) {
@@ -215,7 +219,7 @@ void DecodeScheduler::State::update_gauges() {
                      counts[static_cast<size_t>(Phase::kWaiting)] +
                          counts[static_cast<size_t>(Phase::kPrefilling)],
                      counts[static_cast<size_t>(Phase::kReady)], deps.kv.usage());
-  metrics.transport(deps.transport.counters());
+  metrics.transport(deps.transport);
 }
 
 control::Heartbeat DecodeScheduler::heartbeat() const {
@@ -245,7 +249,7 @@ control::Heartbeat DecodeScheduler::heartbeat() const {
   h.set_prefix_hit_tokens(usage.prefix_hit_tokens);
   h.set_prefix_query_tokens(usage.prefix_query_tokens);
   h.set_tokens_processed(state.tokens_generated);
-  h.set_prefill_tokens_per_second(state.prefill_tokens_per_second.value());
+  h.set_prefill_tokens_per_second(state.prefill_throughput.per_second());
   h.set_step_seconds(state.step_seconds.value());
   h.set_step_seconds_per_sequence(state.step_cost.slope());
   h.set_transfer_wire_bytes(state.wire_bytes);

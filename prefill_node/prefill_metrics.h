@@ -17,10 +17,7 @@ class PrefillMetrics {
   explicit PrefillMetrics(MetricsRegistry& registry);
 
   void state(size_t queued, size_t computing, size_t sending, const node::KvUsage& usage);
-  void transport(const transport::TransportCounters& counters) { kv_.transport(counters); }
-  void transport_name(MetricsRegistry& registry, const transport::Transport& transport) {
-    kv_.transport_name(registry, transport.name(), transport.detail());
-  }
+  void transport(const transport::Transport& transport) { kv_.transport(transport); }
   void started(Duration waited);
   void step(size_t sequences, uint32_t rows, Duration took);
   void step_failed() { failed_steps_.add(); }

@@ -13,11 +13,14 @@ constexpr size_t kRememberedPrompts = 4096;
 
 node::RecentIds::Key key_of(const Job& job) { return {job.task.id.value, job.transfer.value}; }
 
+// Gauges are for scrapes, which come every few seconds.
+constexpr uint64_t kTicksPerGauge = 20;
+
 }  // namespace
 
 PrefillScheduler::State::State(Deps d, const PrefillOptions& o)
     : deps(std::move(d)), options(o), metrics(deps.metrics), ended(kRememberedPrompts) {
-  metrics.transport_name(deps.metrics, deps.transport);
+  metrics.transport(deps.transport);
 }
 
 Status PrefillScheduler::State::check(const control::Prefill& m, const Job& job) const {
@@ -202,7 +205,7 @@ void PrefillScheduler::State::update_gauges() {
     computing += job->phase == JobPhase::kComputing ? 1 : 0;
   }
   metrics.state(queued, computing, sends.size(), deps.kv.usage());
-  metrics.transport(deps.transport.counters());
+  metrics.transport(deps.transport);
 }
 
 PrefillScheduler::PrefillScheduler(Deps deps, const PrefillOptions& options)
@@ -276,7 +279,7 @@ void PrefillScheduler::tick() {
   state_->sweep_deadlines();
   state_->drop_released();
   state_->start_step();
-  state_->update_gauges();
+  if (state_->ticks % kTicksPerGauge == 0) state_->update_gauges();
 }
 
 void PrefillScheduler::drain() { state_->draining = true; }
@@ -304,7 +307,7 @@ control::Heartbeat PrefillScheduler::heartbeat() const {
   h.set_prefix_hit_tokens(usage.prefix_hit_tokens);
   h.set_prefix_query_tokens(usage.prefix_query_tokens);
   h.set_tokens_processed(state_->tokens_processed);
-  h.set_prefill_tokens_per_second(state_->tokens_per_second.value());
+  h.set_prefill_tokens_per_second(state_->throughput.per_second());
   h.set_transfer_raw_bytes(state_->raw_bytes);
   h.set_transfer_wire_bytes(state_->wire_bytes);
   h.set_draining(state_->draining);

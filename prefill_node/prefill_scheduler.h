@@ -18,7 +18,8 @@ namespace tandem::prefill {
 
 struct PrefillOptions {
   node::TaskLimits limits;
-  uint32_t max_batch_tokens = 2048;  // rows of one step
+  uint32_t max_batch_tokens = 2048;  // most rows of one step
+  Duration step_target = std::chrono::milliseconds(400);  // a step gets fewer when it would take longer
   uint32_t chunk_tokens = 512;       // rows of one prompt in one step
   uint32_t max_sequences = 64;       // prompts in work at once, those still being sent not counted
   uint32_t queue_capacity = 256;     // prompts that wait for their first step

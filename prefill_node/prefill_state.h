@@ -35,9 +35,9 @@ struct PrefillScheduler::State {
 
   // ---- steps
   void start_step();
-  void admit_waiting(std::vector<Job*>& batch);
+  void admit_waiting(std::vector<Job*>& batch, uint32_t budget);
   [[nodiscard]] bool admit(Job& job);
-  [[nodiscard]] std::vector<Job*> next_batch();
+  [[nodiscard]] std::vector<Job*> next_batch(uint32_t budget);
   [[nodiscard]] engine::SequenceInput input_of(Job& job, uint32_t rows) const;
   [[nodiscard]] std::optional<PushPlan> plan_push(Job& job, uint32_t rows) const;
   void finish_step(node::StepResult result);
@@ -62,7 +62,7 @@ struct PrefillScheduler::State {
   uint64_t tokens_processed = 0;
   uint64_t raw_bytes = 0;
   uint64_t wire_bytes = 0;
-  node::Smoothed tokens_per_second;
+  node::Throughput throughput;
 };
 
 }  // namespace tandem::prefill

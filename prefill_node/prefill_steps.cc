@@ -38,23 +38,23 @@ bool PrefillScheduler::State::admit(Job& job) {
 
 // The prompts of the next step in FIFO order: those in work, then as many waiting ones as rows,
 // sequences and blocks allow. A waiting prompt never overtakes another.
-std::vector<Job*> PrefillScheduler::State::next_batch() {
+std::vector<Job*> PrefillScheduler::State::next_batch(uint32_t budget) {
   std::vector<Job*> batch;
   for (auto& job : jobs) {
     if (job->dead || job->phase != JobPhase::kComputing) continue;
     if (job->alone) return {job.get()};
     batch.push_back(job.get());
   }
-  admit_waiting(batch);
+  admit_waiting(batch, budget);
   return batch;
 }
 
-void PrefillScheduler::State::admit_waiting(std::vector<Job*>& batch) {
+void PrefillScheduler::State::admit_waiting(std::vector<Job*>& batch, uint32_t budget) {
   uint32_t rows = 0;
   for (const Job* job : batch) rows += std::min(job->remaining(), options.chunk_tokens);
   for (auto& job : jobs) {
     if (job->dead || job->phase != JobPhase::kQueued) continue;
-    if (rows >= options.max_batch_tokens || batch.size() >= options.max_sequences) return;
+    if (rows >= budget || batch.size() >= options.max_sequences) return;
     if (!admit(*job)) return;
     if (job->dead) continue;
     batch.push_back(job.get());
@@ -107,12 +107,14 @@ std::optional<PushPlan> PrefillScheduler::State::plan_push(Job& job, uint32_t ro
 
 void PrefillScheduler::State::start_step() {
   if (open_step != 0) return;
-  const std::vector<Job*> batch = next_batch();
+  const uint32_t budget = node::rows_within(options.step_target, throughput.per_second(),
+                                            options.max_batch_tokens);
+  const std::vector<Job*> batch = next_batch(budget);
   if (batch.empty()) return;
   std::vector<uint32_t> remaining;
   for (const Job* job : batch) remaining.push_back(job->alone ? job->step_rows : job->remaining());
   const auto rows = node::pack_rows(
-      remaining, {.rows = options.max_batch_tokens, .chunk = options.chunk_tokens});
+      remaining, {.rows = budget, .chunk = std::min(budget, options.chunk_tokens)});
 
   node::StepJob step;
   step.id = next_step++;
@@ -161,7 +163,7 @@ void PrefillScheduler::State::finish_step(node::StepResult result) {
     return;
   }
   tokens_processed += rows;
-  if (took > Duration{0}) tokens_per_second.add(rows / to_seconds(took));
+  throughput.add(rows, to_seconds(took));
   for (size_t i = 0; i < batch.size(); ++i) {
     apply(*batch[i], std::move((*result.outputs)[i]), result);
   }

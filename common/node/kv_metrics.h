@@ -16,18 +16,17 @@ class KvMetrics {
   KvMetrics(MetricsRegistry& registry, const std::string& subsystem);
 
   void usage(const KvUsage& usage);
-  void transport(const transport::TransportCounters& counters);
-  // The info metric that names the transport in use.
-  void transport_name(MetricsRegistry& registry, std::string_view name, std::string_view detail);
+  // Counters, and the info metric that names the transport in use: what it really uses is known once peers
+  // are connected.
+  void transport(const transport::Transport& transport);
 
  private:
-  std::string subsystem_;
   Gauge used_, cached_, free_, miss_ratio_;
   Counter hit_tokens_, miss_tokens_, evicted_;
-  CounterFamily rejected_;
-  Counter expired_;
-  CounterFamily frames_;
-  CounterFamily frame_bytes_;
+  Counter bad_checksum_, malformed_, foreign_, unknown_, replayed_, expired_;
+  Counter frames_sent_, frames_received_, bytes_sent_, bytes_received_;
+  GaugeFamily info_;
+  std::string detail_;
   // Counters of the pool and the transport are totals; metrics want what came on top.
   KvUsage last_usage_;
   transport::TransportCounters last_;

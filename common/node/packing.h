@@ -4,6 +4,8 @@
 #include <span>
 #include <vector>
 
+#include "common/base/clock.h"
+
 namespace tandem::node {
 
 struct PackLimits {
@@ -19,5 +21,10 @@ struct PackLimits {
 // behind a long one. Pure.
 [[nodiscard]] std::vector<uint32_t> pack_rows(std::span<const uint32_t> remaining,
                                               const PackLimits& limits);
+
+// Rows of prompts that a step of about `target` can hold at `rows_per_second`: whole pages, at least one and
+// at most `limit`. A running step cannot be left, so its length bounds how late a cancellation or another
+// request's next token may come. 0 rows per second: not known yet, a cautious guess.
+[[nodiscard]] uint32_t rows_within(Duration target, double rows_per_second, uint32_t limit);
 
 }  // namespace tandem::node

@@ -18,6 +18,23 @@ class Smoothed {
   bool empty_ = true;
 };
 
+// Amount per second over the recent past: old samples fade, and a large sample weighs more than a small
+// one, so that a few short steps do not hide what long ones reach.
+class Throughput {
+ public:
+  explicit Throughput(double decay = 0.9) : decay_(decay) {}
+  void add(double amount, double seconds) {
+    if (seconds <= 0) return;
+    amount_ = amount_ * decay_ + amount;
+    seconds_ = seconds_ * decay_ + seconds;
+  }
+  [[nodiscard]] double per_second() const { return seconds_ > 0 ? amount_ / seconds_ : 0; }
+
+ private:
+  double decay_;
+  double amount_ = 0, seconds_ = 0;
+};
+
 // Least-squares line through recent (x, y), old samples fading by `decay` each.
 class LineFit {
  public:

@@ -15,7 +15,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr int kSchedules = 60;
+constexpr int kSchedules = 30;
 
 ClusterOptions random_options(uint64_t seed) {
   std::mt19937_64 random(seed ^ 0x5eed);

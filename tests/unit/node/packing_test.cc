@@ -57,5 +57,15 @@ TEST(PackRows, NothingStarvesAndPartsAreWholePages) {
   }
 }
 
+TEST(RowsWithin, FollowsTheMeasuredRateInWholePages) {
+  using std::chrono::milliseconds;
+  EXPECT_EQ(rows_within(milliseconds(100), 1000, 2048), 96U);   // 100 rows, rounded down
+  EXPECT_EQ(rows_within(milliseconds(100), 10, 2048), 16U);     // one page at least
+  EXPECT_EQ(rows_within(milliseconds(100), 1e9, 2048), 2048U);  // never over the limit
+  EXPECT_EQ(rows_within(milliseconds(100), 1e9, 7), 7U);        // not even for a page
+  EXPECT_EQ(rows_within(milliseconds(100), 0, 2048), 128U);     // not measured yet
+  EXPECT_EQ(rows_within(milliseconds(100), 0, 0), 0U);
+}
+
 }  // namespace
 }  // namespace tandem::node
