@@ -156,7 +156,8 @@ class TiedFolder : public ::testing::Test {
 };
 
 TEST_F(TiedFolder, EqualHeadIsTheTable) {
-  const auto table = good(f_.path())->tensor("model.embed_tokens.weight");
+  const auto tied = good(f_.path());
+  const auto table = tied->tensor("model.embed_tokens.weight");
   const auto* bytes = reinterpret_cast<const char*>(table->view.bytes.data());
   write_with_head(std::string(bytes, table->view.bytes.size()));
   const auto c = good(f_.path());
