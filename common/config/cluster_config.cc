@@ -244,7 +244,7 @@ void describe(SchemaVisitor& v, TransportSettings& c) {
             .example = "ucx"},
            c.kind, kTransportChoiceNames);
   v.text({.key = "ucx_tls",
-          .doc = "Transports UCX may use, as in UCX_TLS. Empty: its own choice.",
+          .doc = "Transports UCX may use, as in UCX_TLS. Empty: posix,tcp,self.",
           .example = "tcp"},
          c.ucx_tls);
 }

@@ -118,7 +118,7 @@ struct MetricsEndpointSettings {
 
 struct TransportSettings {
   TransportChoice kind = TransportChoice::kUcx;
-  std::string ucx_tls;  // UCX_TLS; empty: UCX chooses
+  std::string ucx_tls;  // UCX_TLS; empty: posix,tcp,self
 };
 
 // What prefill and decode nodes share.

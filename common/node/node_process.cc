@@ -179,7 +179,10 @@ Status NodeProcess::State::open_endpoints() {
   io.start();
   TANDEM_ASSIGN(transport,
                 open_transport(spec.settings.transport,
-                               {.self = generation, .clock = clock, .events = *this}));
+                               {.self = generation, .clock = clock, .events = *this},
+                               [this](const std::string& text) {
+                                 log.warning("transport_warning", {{"detail", text}});
+                               }));
   log.info("transport", {{"transport", transport->name()}, {"detail", transport->detail()}});
   serve();
   HttpSettings settings;

@@ -2,14 +2,17 @@
 
 #include <utility>
 
+#include "common/transport/ucx/ucx_transport.h"
+
 namespace tandem::node {
 
 Result<std::unique_ptr<transport::Transport>> open_transport(const TransportSettings& settings,
-                                                             const transport::TransportDeps& deps) {
-  (void)deps;
+                                                             const transport::TransportDeps& deps,
+                                                             WarningHandler on_warning) {
   switch (settings.kind) {
     case TransportChoice::kUcx:
-      return fail(ErrorCode::kUnsupported, "this build has no ucx transport", "transport.kind");
+      return transport::create_ucx_transport(
+          {.tls = settings.ucx_tls, .on_warning = std::move(on_warning)}, deps);
     case TransportChoice::kInproc:
       break;
   }

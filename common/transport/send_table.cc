@@ -226,6 +226,11 @@ std::vector<SendTable::Route> SendTable::sweep(TimePoint now) {
   return expired;
 }
 
+bool SendTable::uses(const std::string& address) const {
+  std::lock_guard lock(mutex_);
+  return std::ranges::any_of(open_, [&](const auto& e) { return e.second.spec.address == address; });
+}
+
 size_t SendTable::open_count() const {
   std::lock_guard lock(mutex_);
   return open_.size();

@@ -49,6 +49,7 @@ class SendTable {
   [[nodiscard]] std::vector<Route> sweep(TimePoint now);
 
   [[nodiscard]] size_t open_count() const;
+  [[nodiscard]] bool uses(const std::string& address) const;  // by any open transfer
 
  private:
   struct Send {

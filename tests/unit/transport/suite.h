@@ -116,6 +116,8 @@ struct Node {
 // In-process transports on a simulated clock.
 class InprocBackend {
  public:
+  // Whether a peer notices a transport that ended while its process goes on.
+  static constexpr bool kSeesEndedTransports = true;
   std::unique_ptr<Transport> create(const std::string& name, const Generation self,
                                     TransportEvents& events, const TransportLimits& limits = {}) {
     return hub_.create(name, {.self = self, .clock = clock_, .events = events, .limits = limits});

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "common/base/result.h"
+
+namespace tandem::transport {
+
+// What travels as Transport::address(): UCX's worker address is opaque and unpacked without checks,
+// so it goes in an envelope that is checked before UCX sees it.
+//   "TUCX" | u8 version 1 | u64 host | u32 length | worker address | u64 XXH3-64 of all before
+struct UcxAddress {
+  uint64_t host = 0;  // equal for processes that share memory files; see this_host()
+  std::string worker;
+};
+[[nodiscard]] std::string encode_ucx_address(const UcxAddress& address);
+// kInvalidArgument for anything that encode_ucx_address did not make.
+[[nodiscard]] Result<UcxAddress> parse_ucx_address(std::string_view bytes);
+
+// Names this boot of this kernel and its /dev/shm.
+[[nodiscard]] uint64_t this_host();
+
+}  // namespace tandem::transport

@@ -1,0 +1,525 @@
+#include "common/transport/ucx/ucx_transport.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <future>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "common/base/bounded_queue.h"
+#include "common/base/fd.h"
+#include "common/transport/receive_table.h"
+#include "common/transport/send_table.h"
+#include "common/transport/ucx/address.h"
+#include "common/transport/ucx/worker.h"
+
+namespace tandem::transport {
+namespace {
+
+constexpr std::string_view kDefaultTls = "posix,tcp,self";
+// Deadlines are swept this often while anything is open; otherwise the thread sleeps kIdleNap.
+constexpr Duration kTick = std::chrono::milliseconds(10);
+constexpr Duration kIdleNap = std::chrono::milliseconds(250);
+// After the last event the thread polls this long before it sleeps: the next layer's frames or an ack
+// often follow, and waking up costs more. Short, because nodes share their cores with compute.
+constexpr Duration kSpin = std::chrono::microseconds(30);
+// Bytes handed to UCX and not yet on their way, per peer: enough for full speed, little to drop.
+constexpr size_t kWindowBytes = 2u << 20;
+constexpr size_t kMaxPeers = 256;
+constexpr Duration kGoodbye = std::chrono::milliseconds(200);
+
+// Work for the UCX thread.
+struct PostPages {
+  TransferId id;
+  uint32_t layer;
+  uint32_t first_page;
+  std::vector<std::span<const std::byte>> pages;
+};
+struct PostTail {
+  TransferId id;
+  uint32_t layer;
+  std::span<const std::byte> page;
+};
+struct PostCommit {
+  TransferId id;
+  std::string commit;
+};
+struct Connect {
+  TransferId id;
+};
+struct End {  // cancel_send, or a post that failed
+  TransferId id;
+  Error error;
+  proto::KvFrameKind kind;
+};
+struct Fence {
+  Generation sender;
+};
+using Command = std::variant<Connect, PostPages, PostTail, PostCommit, End, Fence>;
+using Post = std::variant<PostPages, PostTail, PostCommit>;
+
+TransferId transfer_of(const Post& post) {
+  return std::visit([](const auto& p) { return p.id; }, post);
+}
+
+Frame build(const Post& post, const FrameOrigin& origin) {
+  if (const auto* p = std::get_if<PostPages>(&post)) {
+    return make_data_frame(origin, p->layer, p->first_page, p->pages);
+  }
+  if (const auto* p = std::get_if<PostTail>(&post)) return make_tail_frame(origin, p->layer, p->page);
+  return make_commit_frame(origin, std::get<PostCommit>(post).commit);
+}
+
+std::string join(const std::set<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+class UcxTransport final : public Transport {
+ public:
+  UcxTransport(const UcxOptions& options, const TransportDeps& deps)
+      : options_(options),
+        clock_(deps.clock),
+        limits_(deps.limits),
+        receives_(deps, counters_),
+        sends_(deps, counters_) {
+    if (options_.tls.empty()) options_.tls = kDefaultTls;
+  }
+  ~UcxTransport() override {
+    thread_.request_stop();
+    wake();
+    if (thread_.joinable()) thread_.join();
+  }
+  Status start();
+
+  std::string_view name() const override { return "ucx"; }
+  std::string detail() const override {
+    std::lock_guard lock(mutex_);
+    return "ucx " + UcxWorker::version() + ": " + detail_;
+  }
+  std::string address() const override { return address_; }
+  TransportCounters counters() const override { return counters_.snapshot(); }
+
+  Status open_receive(ReceivePlan plan) override {
+    TANDEM_TRY(receives_.open(std::move(plan)));
+    wake();  // the thread may be in its long nap: its deadline is to be swept from now on
+    return {};
+  }
+  void close_receive(TransferId id) override { receives_.close(id); }
+  void fence(Generation sender) override {
+    receives_.shut_out(sender);
+    push(Fence{sender});
+  }
+  Status open_send(const SendSpec& spec) override {
+    TANDEM_TRY(parse_ucx_address(spec.address));
+    TANDEM_TRY(sends_.open(spec));
+    push(Connect{spec.id});
+    return {};
+  }
+  Status post_pages(TransferId id, uint32_t layer, uint32_t first_page,
+                    std::span<const std::span<const std::byte>> pages) override {
+    if (pages.empty()) return {};
+    TANDEM_TRY(checked(id, sends_.post_pages(id, layer, first_page, pages)));
+    const size_t step = std::clamp<size_t>(kTargetPayload / pages.front().size(), 1,
+                                           proto::kMaxKvFramePages);
+    for (size_t at = 0; at < pages.size(); at += step) {
+      const auto part = pages.subspan(at, std::min(step, pages.size() - at));
+      TANDEM_TRY(post(id, PostPages{id, layer, first_page + static_cast<uint32_t>(at),
+                                    {part.begin(), part.end()}}));
+    }
+    return {};
+  }
+  Status post_tail(TransferId id, uint32_t layer, std::span<const std::byte> page) override {
+    TANDEM_TRY(checked(id, sends_.post_tail(id, layer, page)));
+    return post(id, PostTail{id, layer, page});
+  }
+  Status post_commit(TransferId id, std::string commit) override {
+    TANDEM_TRY(checked(id, sends_.post_commit(id, commit.size())));
+    return post(id, PostCommit{id, std::move(commit)});
+  }
+  void cancel_send(TransferId id, std::string reason) override {
+    push(End{id, make_error(ErrorCode::kCancelled, std::move(reason)), proto::KvFrameKind::kCancel});
+  }
+
+ private:
+  struct Peer {
+    UcxAddress address;
+    UcxWorker::EndpointId endpoint = 0;
+    std::deque<Post> pending;
+    size_t in_flight_bytes = 0;
+    uint64_t last_used = 0;
+    bool named = false;  // its lanes are part of detail_
+  };
+
+  // ---- any thread ----
+  void wake() const {
+    const uint64_t one = 1;
+    // A full counter already wakes.
+    [[maybe_unused]] const ssize_t n = write(wake_fd_.get(), &one, sizeof(one));
+  }
+  void push(Command command) {
+    {
+      std::lock_guard lock(mutex_);
+      inbox_.push_back(std::move(command));
+    }
+    wake();
+  }
+  Status checked(TransferId id, Status status) {
+    if (!status) push(End{id, status.error(), proto::KvFrameKind::kError});
+    return status;
+  }
+  template <typename P>
+  Status post(TransferId id, P work) {
+    {
+      std::lock_guard lock(mutex_);
+      if (queued_posts_ < limits_.max_queued_frames) {
+        ++queued_posts_;
+        inbox_.emplace_back(std::move(work));
+        wake();
+        return {};
+      }
+    }
+    return checked(id, fail(ErrorCode::kQueueFull, "all " + std::to_string(limits_.max_queued_frames) +
+                                                       " places of the send queue are taken"));
+  }
+
+  // ---- the UCX thread ----
+  void run(const std::stop_token& stop, std::promise<Status>& started);
+  Status set_up();
+  void loop(const std::stop_token& stop);
+  bool drain_inbox();
+  void sleep_until_event(Duration limit);
+  void warn(const std::string& text) {
+    if (options_.on_warning) options_.on_warning(text);
+  }
+  std::optional<Frame> on_frame(std::span<const std::byte> header, std::span<const std::byte> payload);
+
+  void handle(Connect&& c);
+  void handle(PostPages&& p) { enqueue(std::move(p)); }
+  void handle(PostTail&& p) { enqueue(std::move(p)); }
+  void handle(PostCommit&& p) { enqueue(std::move(p)); }
+  void handle(End&& e) {
+    if (const auto route = sends_.end(e.id, e.error)) tell(*route, e.kind, e.error);
+  }
+  void handle(Fence&& f) { receives_.fence(f.sender); }
+
+  template <typename P>
+  void enqueue(P&& post) {
+    const auto route = sends_.route(post.id);
+    Peer* const peer = route ? find_peer(route->address) : nullptr;
+    if (peer == nullptr) {
+      forget_post();
+      return;
+    }
+    peer->pending.emplace_back(std::forward<P>(post));
+    pump(*peer, route->address);
+  }
+  void forget_post() {
+    std::lock_guard lock(mutex_);
+    --queued_posts_;
+  }
+  Peer* find_peer(const std::string& address) {
+    const auto it = peers_.find(address);
+    return it == peers_.end() ? nullptr : &it->second;
+  }
+  void pump(Peer& peer, const std::string& address);
+  void send(Peer& peer, const std::string& address, Frame frame);
+  void tell(const SendTable::Route& route, proto::KvFrameKind kind, const Error& error);
+  void name_lanes(Peer& peer);
+  void drop_failed_peers();
+  void drop_peer(const std::string& address);
+  bool make_room_for_peer();
+  void sweep(TimePoint now);
+
+  UcxOptions options_;
+  const Clock& clock_;
+  const TransportLimits limits_;
+  AtomicCounters counters_;
+  ReceiveTable receives_;
+  SendTable sends_;
+  Fd wake_fd_;
+  Fd epoll_fd_;
+  std::string address_;  // set before start() returns
+
+  mutable std::mutex mutex_;
+  std::deque<Command> inbox_;  // posts bounded by max_queued_frames, the rest by transfers
+  size_t queued_posts_ = 0;    // in inbox_ and in every peer's `pending`
+  std::string detail_;
+
+  // The UCX thread's own.
+  std::unordered_map<std::string, Peer> peers_;  // by Transport address
+  std::vector<std::pair<std::string, std::string>> failed_;  // address, why
+  std::set<std::string> lanes_;
+  bool warned_slow_ = false;
+  uint64_t uses_ = 0;
+  std::unique_ptr<UcxWorker> worker_;
+
+  std::jthread thread_;  // last: joined before anything above goes
+};
+
+Status UcxTransport::start() {
+  wake_fd_ = Fd(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  epoll_fd_ = Fd(epoll_create1(EPOLL_CLOEXEC));
+  if (!wake_fd_ || !epoll_fd_) {
+    return fail(ErrorCode::kIo, "cannot create event descriptors: " + std::string(strerror(errno)));
+  }
+  std::promise<Status> started;
+  std::future<Status> result = started.get_future();
+  thread_ = std::jthread(
+      [this, &started](const std::stop_token& stop) { run(stop, started); });
+  return result.get();
+}
+
+void UcxTransport::run(const std::stop_token& stop, std::promise<Status>& started) {
+  Status status = set_up();
+  const bool good = status.has_value();
+  started.set_value(std::move(status));
+  if (good) loop(stop);
+  worker_.reset();  // on the thread that made it
+}
+
+Status UcxTransport::set_up() {
+  UcxWorker::Callbacks callbacks;
+  callbacks.on_frame = [this](auto header, auto payload) { return on_frame(header, payload); };
+  callbacks.on_endpoint_failed = [this](UcxWorker::EndpointId id, const std::string& why) {
+    for (const auto& [address, peer] : peers_) {
+      if (peer.endpoint == id) failed_.emplace_back(address, why);
+    }
+  };
+  TANDEM_ASSIGN(worker_, UcxWorker::create({.tls = options_.tls}, std::move(callbacks)));
+  address_ = encode_ucx_address({this_host(), worker_->address()});
+  detail_ = "not connected yet; may use " + join(worker_->available());
+  const bool wanted = options_.tls.find("posix") != std::string::npos ||
+                      options_.tls.find("sysv") != std::string::npos;
+  const auto& found = worker_->available();
+  if (wanted && !found.contains("posix") && !found.contains("sysv")) {
+    warn("shared memory was asked for (" + options_.tls + ") but UCX cannot use it here; found " +
+         join(found) + ". Check that /dev/shm is writable and large enough.");
+  }
+  for (const int fd : {worker_->event_fd(), wake_fd_.get()}) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.fd = fd;
+    if (epoll_ctl(epoll_fd_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+      return fail(ErrorCode::kIo, "cannot watch UCX's events: " + std::string(strerror(errno)));
+    }
+  }
+  return {};
+}
+
+void UcxTransport::loop(const std::stop_token& stop) {
+  TimePoint last_event = clock_.now();
+  TimePoint next_sweep = last_event;
+  while (!stop.stop_requested()) {
+    bool any = drain_inbox();
+    for (int i = 0; i < 16 && worker_->progress(); ++i) any = true;
+    if (!failed_.empty()) drop_failed_peers();
+    const TimePoint now = clock_.now();
+    if (now >= next_sweep) {
+      sweep(now);
+      next_sweep = now + kTick;
+    }
+    if (any) last_event = now;
+    const bool open = sends_.open_count() > 0 || receives_.open_count() > 0;
+    if (any || (open && now - last_event < kSpin)) continue;
+    sleep_until_event(open || worker_->in_flight() > 0 ? kTick : kIdleNap);
+  }
+  // Answers and cancels that are under way still go out.
+  const TimePoint give_up = clock_.now() + kGoodbye;
+  while (worker_->in_flight() > 0 && clock_.now() < give_up) {
+    if (!worker_->progress()) sleep_until_event(std::chrono::milliseconds(1));
+  }
+}
+
+bool UcxTransport::drain_inbox() {
+  std::deque<Command> work;
+  {
+    std::lock_guard lock(mutex_);
+    work.swap(inbox_);
+  }
+  for (Command& command : work) {
+    std::visit([this](auto&& c) { handle(std::move(c)); }, std::move(command));
+  }
+  return !work.empty();
+}
+
+void UcxTransport::sleep_until_event(Duration limit) {
+  if (!worker_->arm()) return;
+  epoll_event events[2];
+  const auto ms = static_cast<int>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(limit).count());
+  const int n = epoll_wait(epoll_fd_.get(), events, 2, ms);
+  for (int i = 0; i < n; ++i) {
+    if (events[i].data.fd != wake_fd_.get()) continue;
+    uint64_t count = 0;
+    [[maybe_unused]] const ssize_t got = read(wake_fd_.get(), &count, sizeof(count));
+  }
+}
+
+std::optional<Frame> UcxTransport::on_frame(std::span<const std::byte> header_bytes,
+                                            std::span<const std::byte> payload) {
+  counters_.count_received(header_bytes.size() + payload.size());
+  const auto header = proto::parse_kv_header(header_bytes);
+  if (!header) {
+    const bool checksum = header.error().code == ErrorCode::kCorruptData;
+    (checksum ? counters_.rejected_checksum : counters_.rejected_malformed).fetch_add(1);
+    return std::nullopt;
+  }
+  if (header->kind == proto::KvFrameKind::kAck || header->kind == proto::KvFrameKind::kReject) {
+    if (const auto route = sends_.route(header->transfer)) {
+      if (Peer* const peer = find_peer(route->address); peer != nullptr && !peer->named) {
+        name_lanes(*peer);
+      }
+    }
+    sends_.deliver(*header, payload);
+    return std::nullopt;
+  }
+  const auto answer = receives_.deliver(*header, payload);
+  if (!answer) return std::nullopt;
+  Frame frame = answer->frame();
+  counters_.count_sent(frame.wire_bytes());
+  return frame;
+}
+
+void UcxTransport::handle(Connect&& c) {
+  const auto route = sends_.route(c.id);
+  if (!route) return;
+  Peer* peer = find_peer(route->address);
+  if (peer == nullptr) {
+    if (!make_room_for_peer()) {
+      (void)sends_.end(c.id, make_error(ErrorCode::kResourceExhausted,
+                                        "all " + std::to_string(kMaxPeers) + " peers are in use"));
+      return;
+    }
+    Peer fresh;
+    fresh.address = parse_ucx_address(route->address).value();  // open_send() checked it
+    auto endpoint = worker_->connect(fresh.address.worker);
+    if (!endpoint) {
+      (void)sends_.end(c.id, std::move(endpoint).error());
+      return;
+    }
+    fresh.endpoint = *endpoint;
+    peer = &peers_.emplace(route->address, std::move(fresh)).first->second;
+  }
+  peer->last_used = ++uses_;
+}
+
+// Builds and sends what the window allows. Frames are built here, so that a transfer that ended takes
+// no time and its memory is not touched after its event.
+void UcxTransport::pump(Peer& peer, const std::string& address) {
+  while (!peer.pending.empty() && peer.in_flight_bytes < kWindowBytes) {
+    const Post post = std::move(peer.pending.front());
+    peer.pending.pop_front();
+    forget_post();
+    const auto route = sends_.route(transfer_of(post));
+    if (!route) continue;
+    Frame frame = build(post, route->origin);
+    sends_.count_frame(route->origin.transfer, frame.wire_bytes());
+    send(peer, address, std::move(frame));
+  }
+}
+
+void UcxTransport::send(Peer& peer, const std::string& address, Frame frame) {
+  const size_t bytes = frame.wire_bytes();
+  peer.in_flight_bytes += bytes;
+  // By address: the peer may be gone when the send is done. A failed send comes with a failed
+  // endpoint, which ends the transfers.
+  const UcxWorker::EndpointId endpoint = peer.endpoint;
+  worker_->send(endpoint, std::move(frame), [this, address, endpoint, bytes](bool) {
+    Peer* const same = find_peer(address);
+    if (same == nullptr || same->endpoint != endpoint) return;
+    const bool was_full = same->in_flight_bytes >= kWindowBytes;
+    same->in_flight_bytes -= bytes;
+    if (was_full) pump(*same, address);
+  });
+}
+
+void UcxTransport::tell(const SendTable::Route& route, proto::KvFrameKind kind, const Error& error) {
+  Peer* const peer = find_peer(route.address);
+  if (peer == nullptr) return;
+  Frame frame = make_reason_frame(route.origin, kind, error);
+  counters_.count_sent(frame.wire_bytes());
+  send(*peer, route.address, std::move(frame));
+}
+
+// Once the peer has answered. A transfer to itself (a self-test) says nothing about other processes.
+void UcxTransport::name_lanes(Peer& peer) {
+  peer.named = true;
+  if (peer.address.worker == worker_->address()) return;
+  const std::set<std::string> lanes = worker_->lanes(peer.endpoint);
+  lanes_.insert(lanes.begin(), lanes.end());
+  {
+    std::lock_guard lock(mutex_);
+    detail_ = join(lanes_);
+  }
+  const bool shared = lanes.contains("posix") || lanes.contains("sysv") || lanes.contains("self");
+  const bool expected = options_.tls.find("posix") != std::string::npos ||
+                        options_.tls.find("sysv") != std::string::npos;
+  if (peer.address.host == this_host() && expected && !shared && !warned_slow_) {
+    warned_slow_ = true;
+    warn("a peer on this host is reached over " + join(lanes) +
+         " although shared memory was asked for (" + options_.tls + ")");
+  }
+}
+
+void UcxTransport::drop_failed_peers() {
+  for (auto failed = std::exchange(failed_, {}); const auto& [address, why] : failed) {
+    drop_peer(address);
+    sends_.end_all(address, std::nullopt,
+                   make_error(ErrorCode::kTransport, "the connection to the peer broke: " + why));
+  }
+}
+
+void UcxTransport::drop_peer(const std::string& address) {
+  const auto it = peers_.find(address);
+  if (it == peers_.end()) return;
+  const UcxWorker::EndpointId endpoint = it->second.endpoint;
+  for (size_t i = 0; i < it->second.pending.size(); ++i) forget_post();
+  peers_.erase(it);
+  worker_->disconnect(endpoint);
+}
+
+bool UcxTransport::make_room_for_peer() {
+  if (peers_.size() < kMaxPeers) return true;
+  const std::unordered_map<std::string, Peer>::value_type* oldest = nullptr;
+  for (const auto& entry : peers_) {
+    const bool idle = entry.second.pending.empty() && entry.second.in_flight_bytes == 0 &&
+                      !sends_.uses(entry.first);
+    if (idle && (oldest == nullptr || entry.second.last_used < oldest->second.last_used)) {
+      oldest = &entry;
+    }
+  }
+  if (oldest == nullptr) return false;
+  drop_peer(std::string(oldest->first));
+  return true;
+}
+
+void UcxTransport::sweep(TimePoint now) {
+  receives_.sweep(now);
+  for (const SendTable::Route& route : sends_.sweep(now)) {
+    tell(route, proto::KvFrameKind::kError,
+         make_error(ErrorCode::kDeadlineExceeded, "the sender's deadline passed"));
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Transport>> create_ucx_transport(const UcxOptions& options,
+                                                        const TransportDeps& deps) {
+  auto transport = std::make_unique<UcxTransport>(options, deps);
+  TANDEM_TRY(transport->start());
+  return transport;
+}
+
+}  // namespace tandem::transport

@@ -1,0 +1,305 @@
+// KV transfers between two real processes, and what happens when one of them dies.
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "common/base/fd.h"
+#include "common/transport/ucx/ucx_transport.h"
+#include "tests/unit/transport/process.h"
+
+extern char** environ;  // NOLINT(readability-redundant-declaration): POSIX leaves it to the program
+
+namespace tandem::transport::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr Generation kSelf{1};
+
+// A child process running peer_main.cc; killed with its owner.
+class PeerProcess {
+ public:
+  PeerProcess(uint64_t generation, const std::string& tls) : generation_(generation) {
+    int to_child[2];
+    int from_child[2];
+    EXPECT_EQ(pipe2(to_child, O_CLOEXEC), 0);
+    EXPECT_EQ(pipe2(from_child, O_CLOEXEC), 0);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, to_child[0], 0);
+    posix_spawn_file_actions_adddup2(&actions, from_child[1], 1);
+    std::string program = TANDEM_TRANSPORT_PEER;
+    std::string number = std::to_string(generation);
+    std::string lanes = tls;
+    char* argv[] = {program.data(), number.data(), lanes.data(), nullptr};
+    EXPECT_EQ(posix_spawn(&pid_, program.c_str(), &actions, nullptr, argv, environ), 0);
+    posix_spawn_file_actions_destroy(&actions);
+    close(to_child[0]);
+    close(from_child[1]);
+    in_ = Fd(to_child[1]);
+    out_ = Fd(from_child[0]);
+    address_ = from_hex(expect("address "));
+  }
+  ~PeerProcess() { kill(SIGKILL); }
+
+  void kill(int signal) {
+    if (pid_ <= 0) return;
+    ::kill(pid_, signal);
+    if (signal != SIGKILL) return;
+    waitpid(pid_, nullptr, 0);
+    pid_ = 0;
+  }
+  bool alive() const { return pid_ > 0 && waitpid(pid_, nullptr, WNOHANG) == 0; }
+  void say(const std::string& line) {
+    const std::string text = line + "\n";
+    EXPECT_EQ(write(in_.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  }
+  // The rest of the next line that begins so; other lines (UCX's own messages) are passed over.
+  std::string expect(const std::string& prefix, Duration limit = seconds(30)) {
+    const TimePoint give_up = clock_.now() + limit;
+    while (clock_.now() < give_up) {
+      const size_t end = buffer_.find('\n');
+      if (end != std::string::npos) {
+        const std::string line = buffer_.substr(0, end);
+        buffer_.erase(0, end + 1);
+        if (line.starts_with(prefix)) return line.substr(prefix.size());
+        continue;
+      }
+      pollfd wait{out_.get(), POLLIN, 0};
+      if (poll(&wait, 1, 50) <= 0) continue;
+      char chunk[4096];
+      const ssize_t n = read(out_.get(), chunk, sizeof(chunk));
+      if (n <= 0) break;
+      buffer_.append(chunk, static_cast<size_t>(n));
+    }
+    ADD_FAILURE() << "the peer never said '" << prefix << "'";
+    return {};
+  }
+  const std::string& address() const { return address_; }
+  Generation generation() const { return Generation{generation_}; }
+  pid_t pid() const { return pid_; }
+
+ private:
+  uint64_t generation_;
+  pid_t pid_ = 0;
+  Fd in_;
+  Fd out_;
+  std::string buffer_;
+  std::string address_;
+  SteadyClock clock_;
+};
+
+class TwoProcesses : public ::testing::TestWithParam<const char*> {
+ protected:
+  TwoProcesses() {
+    self.transport = create_ucx_transport({.tls = GetParam(),
+                                           .on_warning = [this](const std::string& w) {
+                                             std::lock_guard lock(mutex);
+                                             warnings.push_back(w);
+                                           }},
+                                          {kSelf, clock, self.events, {}})
+                         .value();
+  }
+  template <typename Condition>
+  Duration until(const Condition& done, Duration limit = seconds(30)) {
+    const TimePoint start = clock.now();
+    while (!done() && clock.now() - start < limit) std::this_thread::sleep_for(milliseconds(1));
+    EXPECT_TRUE(done());
+    return clock.now() - start;
+  }
+  Status open_send(TransferId id, const PeerProcess& to, uint32_t pages,
+                   Duration deadline = seconds(20)) {
+    return self.transport->open_send({.id = id, .receiver = to.generation(),
+                                      .address = to.address(), .layout = kProcessLayout,
+                                      .pages = pages, .tail = false, .deadline = deadline});
+  }
+  void send_whole(TransferId id, PeerProcess& to) {
+    to.say("receive " + std::to_string(id.value) + " 1 8 20000");
+    to.expect("open");
+    Pages from(kProcessLayout, 8, false, id.value);
+    ASSERT_TRUE(open_send(id, to, 8));
+    for (uint32_t layer = 0; layer < kProcessLayout.layers; ++layer) {
+      ASSERT_TRUE(post_layer(*self.transport, id, from, layer));
+    }
+    ASSERT_TRUE(self.transport->post_commit(id, "commit"));
+    EXPECT_EQ(to.expect("received "), std::to_string(id.value) + " good");
+    until([&] { return self.events.events(id) > 0; });
+    EXPECT_TRUE(self.events.sent(id));
+  }
+  void open_receive(TransferId id, Generation sender, Pages& into, Duration deadline = seconds(20)) {
+    ReceivePlan plan{.id = id, .sender = sender, .layout = kProcessLayout, .pages = into.count(),
+                     .deadline = deadline};
+    plan.destination = [&into](uint32_t layer, uint32_t i) { return into.page(layer, i); };
+    ASSERT_TRUE(self.transport->open_receive(plan));
+  }
+  std::string send_command(TransferId id, uint32_t pages, const std::string& mode) {
+    return "send " + std::to_string(id.value) + " 1 " + to_hex(self.transport->address()) + " " +
+           std::to_string(pages) + " " + mode;
+  }
+
+  SteadyClock clock;
+  std::mutex mutex;
+  std::vector<std::string> warnings;
+  Node self;
+};
+
+TEST_P(TwoProcesses, PagesCrossInBothDirectionsAndTheLanesAreNamed) {
+  PeerProcess peer(2, GetParam());
+  send_whole(TransferId{1}, peer);
+  Pages into(kProcessLayout, 8, false);
+  open_receive(TransferId{2}, Generation{2}, into);
+  peer.say(send_command(TransferId{2}, 8, "whole"));
+  peer.expect("sent 2");
+  until([&] { return self.events.events(TransferId{2}) > 0; });
+  ASSERT_TRUE(self.events.received(TransferId{2}));
+  EXPECT_TRUE(into == Pages(kProcessLayout, 8, false, 2));
+  const std::string lanes = std::string(GetParam()).starts_with("tcp") ? "tcp" : "posix";
+  EXPECT_TRUE(self.transport->detail().ends_with(": " + lanes)) << self.transport->detail();
+  peer.say("detail");
+  EXPECT_TRUE(peer.expect("detail ").ends_with(": " + lanes));
+  std::lock_guard lock(mutex);
+  EXPECT_TRUE(warnings.empty()) << warnings.front();
+}
+
+// failures.md 8, 10, 11: the receiver dies in the middle.
+TEST_P(TwoProcesses, AKilledReceiverFailsItsTransfersWithinASecondAndNoOthers) {
+  PeerProcess doomed(2, GetParam());
+  PeerProcess other(3, GetParam());
+  send_whole(TransferId{1}, doomed);
+  doomed.say("receive 2 1 8 20000");
+  doomed.expect("open");
+  Pages from(kProcessLayout, 8, false, 2);
+  ASSERT_TRUE(open_send(TransferId{2}, doomed, 8));
+  ASSERT_TRUE(post_layer(*self.transport, TransferId{2}, from, 0));
+  doomed.kill(SIGKILL);
+  const Duration took = until([&] { return self.events.events(TransferId{2}) > 0; });
+  ASSERT_TRUE(self.events.send_failed(TransferId{2}));
+  EXPECT_EQ(self.events.send_failed(TransferId{2})->code, ErrorCode::kTransport);
+  EXPECT_LT(to_seconds(took), 1.0);
+  send_whole(TransferId{3}, other);
+  PeerProcess restarted(4, GetParam());
+  send_whole(TransferId{4}, restarted);
+}
+
+// failures.md 1, 10: the sender dies in the middle; the receiver lives on and its lease ends.
+TEST_P(TwoProcesses, AKilledSenderCostsItsOwnTransferOnly) {
+  Pages into(kProcessLayout, 8, false);
+  {
+    PeerProcess doomed(2, GetParam());
+    open_receive(TransferId{1}, Generation{2}, into, milliseconds(1500));
+    doomed.say(send_command(TransferId{1}, 8, "half"));
+    doomed.expect("posted");
+    until([&] { return self.transport->counters().frames_received > 0; });
+  }
+  until([&] { return self.events.events(TransferId{1}) > 0; });
+  EXPECT_TRUE(self.events.receive_failed(TransferId{1}));
+  PeerProcess other(3, GetParam());
+  Pages second(kProcessLayout, 8, false);
+  open_receive(TransferId{2}, Generation{3}, second);
+  other.say(send_command(TransferId{2}, 8, "whole"));
+  other.expect("sent 2");
+  until([&] { return self.events.events(TransferId{2}) > 0; });
+  EXPECT_TRUE(self.events.received(TransferId{2}));
+}
+
+// failures.md 13: every wait is bounded, even on a process that exists but does nothing.
+TEST_P(TwoProcesses, AFrozenReceiverEndsTheTransferByItsDeadline) {
+  PeerProcess frozen(2, GetParam());
+  send_whole(TransferId{1}, frozen);
+  frozen.say("receive 2 1 200 20000");
+  frozen.expect("open");
+  frozen.kill(SIGSTOP);
+  Pages from(kProcessLayout, 200, false, 2);
+  ASSERT_TRUE(open_send(TransferId{2}, frozen, 200, milliseconds(700)));
+  for (uint32_t layer = 0; layer < kProcessLayout.layers; ++layer) {
+    ASSERT_TRUE(post_layer(*self.transport, TransferId{2}, from, layer));
+  }
+  ASSERT_TRUE(self.transport->post_commit(TransferId{2}, "commit"));
+  const Duration took = until([&] { return self.events.events(TransferId{2}) > 0; });
+  EXPECT_EQ(self.events.send_failed(TransferId{2})->code, ErrorCode::kDeadlineExceeded);
+  EXPECT_LT(to_seconds(took), 3.0);
+  frozen.kill(SIGCONT);
+  send_whole(TransferId{3}, frozen);
+}
+
+// Ports that a process listens on, by way of its socket inodes.
+std::set<uint16_t> listening_ports(pid_t pid) {
+  std::set<std::string> inodes;
+  const std::string folder = "/proc/" + std::to_string(pid) + "/fd";
+  if (DIR* dir = opendir(folder.c_str())) {
+    while (const dirent* entry = readdir(dir)) {
+      char target[128];
+      const ssize_t n = readlink((folder + "/" + entry->d_name).c_str(), target, sizeof(target));
+      const std::string text(target, n > 0 ? static_cast<size_t>(n) : 0);
+      if (text.starts_with("socket:[")) inodes.insert(text.substr(8, text.size() - 9));
+    }
+    closedir(dir);
+  }
+  std::set<uint16_t> ports;
+  std::ifstream table("/proc/net/tcp");
+  std::string line;
+  while (std::getline(table, line)) {
+    std::istringstream words(line);
+    std::vector<std::string> w;
+    for (std::string word; words >> word;) w.push_back(word);
+    if (w.size() > 9 && w[3] == "0A" && inodes.contains(w[9])) {
+      ports.insert(static_cast<uint16_t>(std::stoul(w[1].substr(9), nullptr, 16)));
+    }
+  }
+  return ports;
+}
+
+TEST_P(TwoProcesses, GarbageOnUcxsOwnPortsDisturbsNothing) {
+  PeerProcess peer(2, GetParam());
+  send_whole(TransferId{1}, peer);
+  const std::set<uint16_t> ports = listening_ports(peer.pid());
+  if (std::string(GetParam()).find("tcp") != std::string::npos) {
+    EXPECT_FALSE(ports.empty());
+  }
+  std::vector<std::string> garbage = {"", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", std::string(100'000, '\0'),
+                                      std::string(100'000, '\xff')};
+  uint64_t state = 42;
+  for (int i = 0; i < 20; ++i) {
+    std::string bytes;
+    for (int n = 0; n < 1 << i % 14; ++n) {
+      state = state * 6364136223846793005ull + 1442695040888963407ull;
+      bytes += static_cast<char>(state >> 56);
+    }
+    garbage.push_back(bytes);
+  }
+  for (const uint16_t port : ports) {
+    for (const std::string& bytes : garbage) {
+      const Fd s(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      sockaddr_in to{};
+      to.sin_family = AF_INET;
+      to.sin_port = htons(port);
+      to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+      if (connect(s.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)) != 0) continue;
+      (void)!::send(s.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      std::this_thread::sleep_for(milliseconds(2));
+    }
+  }
+  EXPECT_TRUE(peer.alive());
+  send_whole(TransferId{2}, peer);
+}
+
+INSTANTIATE_TEST_SUITE_P(Lanes, TwoProcesses, ::testing::Values("posix,tcp,self", "tcp,self"),
+                         [](const auto& param_info) {
+                           return std::string(param_info.param).starts_with("tcp") ? "Tcp" : "Default";
+                         });
+
+}  // namespace
+}  // namespace tandem::transport::testing

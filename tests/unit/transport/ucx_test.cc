@@ -1,0 +1,127 @@
+#include "common/transport/ucx/ucx_transport.h"
+
+#include <thread>
+
+#include "common/transport/ucx/address.h"
+#include "common/transport/ucx/worker.h"
+#include "tests/unit/transport/transport_suite.h"
+
+namespace tandem::transport::testing {
+namespace {
+
+// Two UCX transports in one process, in real time; the same code carries them between processes.
+template <typename Lanes>
+class UcxBackend {
+ public:
+  static constexpr bool kSeesEndedTransports = Lanes::kSeesEndedTransports;
+  std::unique_ptr<Transport> create(const std::string& name, const Generation self,
+                                    TransportEvents& events, const TransportLimits& limits = {}) {
+    auto transport = create_ucx_transport(
+        {.tls = Lanes::kTls, .on_warning = {}},
+        {.self = self, .clock = clock_, .events = events, .limits = limits});
+    EXPECT_TRUE(transport) << transport.error().detail;
+    addresses_[name] = (*transport)->address();
+    return std::move(*transport);
+  }
+  template <typename Condition>
+  bool until(const Condition& done) {
+    const TimePoint give_up = clock_.now() + seconds(30);
+    while (!done() && clock_.now() < give_up) std::this_thread::sleep_for(milliseconds(1));
+    return done();
+  }
+  void settle() { std::this_thread::sleep_for(milliseconds(30)); }
+  void pass(Duration time) { std::this_thread::sleep_for(time); }
+
+  // A stranger with a UCX worker of its own.
+  void inject(Node&, const std::string& name, Frame frame) {
+    if (!stranger_) {
+      UcxWorker::Callbacks callbacks;
+      callbacks.on_frame = [](auto, auto) { return std::optional<Frame>(); };
+      callbacks.on_endpoint_failed = [](auto, const auto&) {};
+      stranger_ = UcxWorker::create({.tls = "posix,tcp,self"}, std::move(callbacks)).value();
+      endpoint_ = stranger_->connect(parse_ucx_address(addresses_.at(name))->worker).value();
+    }
+    bool sent = false;
+    stranger_->send(endpoint_, std::move(frame), [&](bool) { sent = true; });
+    until([&] {
+      stranger_->progress();
+      return sent;
+    });
+    for (int i = 0; i < 100; ++i) stranger_->progress();
+  }
+
+ private:
+  SteadyClock clock_;
+  std::map<std::string, std::string> addresses_;
+  std::unique_ptr<UcxWorker> stranger_;
+  UcxWorker::EndpointId endpoint_ = 0;
+};
+
+struct SharedMemory {
+  static constexpr const char* kTls = "posix,self";
+  static constexpr bool kSeesEndedTransports = false;
+};
+struct Tcp {
+  static constexpr const char* kTls = "tcp,self";
+  static constexpr bool kSeesEndedTransports = true;
+};
+struct Default {
+  static constexpr const char* kTls = "";
+  static constexpr bool kSeesEndedTransports = false;
+};
+
+INSTANTIATE_TYPED_TEST_SUITE_P(UcxSharedMemory, TransportSuite, UcxBackend<SharedMemory>);
+INSTANTIATE_TYPED_TEST_SUITE_P(UcxDefault, TransportSuite, UcxBackend<Default>);
+INSTANTIATE_TYPED_TEST_SUITE_P(UcxTcp, TransportSuite, UcxBackend<Tcp>);
+
+TEST(UcxAddress, RoundTripsAndRefusesEverythingElse) {
+  const std::string good = encode_ucx_address({.host = 7, .worker = "worker bytes"});
+  EXPECT_EQ(parse_ucx_address(good)->worker, "worker bytes");
+  EXPECT_EQ(parse_ucx_address(good)->host, 7u);
+  for (size_t i = 0; i < good.size(); ++i) {
+    std::string bad = good;
+    bad[i] = static_cast<char>(bad[i] ^ 0x20);
+    EXPECT_FALSE(parse_ucx_address(bad)) << i;
+    EXPECT_FALSE(parse_ucx_address(good.substr(0, i))) << i;
+  }
+  EXPECT_FALSE(parse_ucx_address(good + "x"));
+}
+
+TEST(UcxTransport, UnknownTransportsAreAConfigErrorNamingThem) {
+  SteadyClock clock;
+  Recorder events;
+  const auto transport = create_ucx_transport(
+      {.tls = "warp_drive", .on_warning = {}},
+      {.self = Generation{1}, .clock = clock, .events = events, .limits = {}});
+  ASSERT_FALSE(transport);
+  EXPECT_EQ(transport.error().code, ErrorCode::kConfig);
+  EXPECT_NE(transport.error().detail.find("warp_drive"), std::string::npos);
+}
+
+TEST(UcxTransport, DetailNamesTheVersionAndTheLanesInUse) {
+  SteadyClock clock;
+  for (const auto& [tls, lanes] : {std::pair("posix,self", "posix"), std::pair("tcp,self", "tcp")}) {
+    Node a;
+    Node b;
+    a.transport = create_ucx_transport({.tls = tls, .on_warning = {}},
+                                       {Generation{1}, clock, a.events, {}}).value();
+    b.transport = create_ucx_transport({.tls = tls, .on_warning = {}},
+                                       {Generation{2}, clock, b.events, {}}).value();
+    EXPECT_NE(a.transport->detail().find("not connected yet"), std::string::npos);
+    Pages none(kLayout, 0, false);
+    ReceivePlan plan{.id = TransferId{1}, .sender = Generation{1}, .layout = kLayout,
+                     .deadline = seconds(20)};
+    ASSERT_TRUE(b.transport->open_receive(plan));
+    ASSERT_TRUE(a.transport->open_send({.id = TransferId{1}, .receiver = Generation{2},
+                                        .address = b.transport->address(), .layout = kLayout,
+                                        .pages = 0, .tail = false, .deadline = seconds(20)}));
+    ASSERT_TRUE(a.transport->post_commit(TransferId{1}, ""));
+    const TimePoint give_up = clock.now() + seconds(20);
+    while (!a.events.sent(TransferId{1}) && clock.now() < give_up) std::this_thread::yield();
+    const std::string detail = a.transport->detail();
+    EXPECT_EQ(detail, "ucx " + UcxWorker::version() + ": " + lanes);
+  }
+}
+
+}  // namespace
+}  // namespace tandem::transport::testing
