@@ -62,6 +62,7 @@ struct ClusterLink::Impl final : DispatchObserver {
 Status ClusterLink::Impl::open(const ControlSettings& control, std::string shared_key) {
   const Generation generation = random_generation();
   dispatch_options.generation = generation.value;
+  next_id = (generation.value << 32) + 1;  // no id of an earlier start comes back
   dispatcher = std::make_unique<Dispatcher>(
       Dispatcher::Deps{
           .clock = deps.clock,

@@ -51,6 +51,8 @@ const DispatchCounters& Dispatcher::counters() const { return impl_->counters();
 Dispatcher::Impl::Impl(Deps deps, DispatchOptions options)
     : deps_(std::move(deps)), options_(std::move(options)), affinity_(kAffinityBlocks) {
   drain_rate_at_ = deps_.clock.now();
+  // Nodes remember recent transfer ids: a router that starts again must not repeat its predecessor's.
+  next_transfer_ = (options_.generation << 32) + 1;
 }
 
 void Dispatcher::Impl::submit(std::vector<Submission> choices, std::shared_ptr<AnswerSink> sink) {

@@ -34,4 +34,4 @@ def pytest_runtest_makereport(item, call):
     if report.when == "call" and report.failed:
         for value in item.funcargs.values():
             if isinstance(value, harness.Cluster):
-                report.sections.append(("cluster logs", value.logs()[-12000:]))
+                report.sections.append(("cluster logs", value.logs()[-5000:]))

@@ -103,7 +103,8 @@ class Cluster:
         base = {
             "model": {"path": str(CHAT_MODEL)},
             "kv": {"memory": "64MiB"},
-            "router": {"http": {"port": 0}, "control": {"port": 0, "heartbeat_interval": "100ms", "peer_timeout": "2s"}},
+            "router": {"http": {"port": 0}, "control": {"port": 0, "heartbeat_interval": "100ms", "peer_timeout": "2s"},
+                       "dispatch": {"local_prefill_below": 0}},  # every prompt goes through the prefill node
             "prefill": [{"threads": 1}],
             "decode": [{"threads": 1}],
         }
@@ -188,7 +189,9 @@ class Cluster:
         return next(p["restarts"] for p in self.state()["processes"] if p["name"] == name)
 
     def kill(self, name, sig=signal.SIGKILL):
-        os.kill(self.pid(name), sig)
+        # 0 while the role is between two processes; kill(0) would be everybody here.
+        pid = wait_until(lambda: self.pid(name), 20, f"a process of {name}")
+        os.kill(pid, sig)
 
     def connection(self, timeout=60):
         host, port = self.address()

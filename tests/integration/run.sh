@@ -23,5 +23,5 @@ results=()
 if [ -n "${TANDEM_TEST_RESULTS:-}" ]; then results=(--junitxml "$TANDEM_TEST_RESULTS/integration.xml"); fi
 # Other people's TANDEM_ settings must not leak into the clusters that the tests start.
 for variable in $(compgen -e | grep '^TANDEM_' | grep -v -e '^TANDEM_TEST_' -e '^TANDEM_SMOLLM2$' || true); do unset "$variable"; done
-exec "$venv/bin/python" -m pytest -p no:cacheprovider -rs --tb=short ${results[@]+"${results[@]}"} -c "$here/pytest.ini" \
+exec "$venv/bin/python" -m pytest -p no:cacheprovider -rfEs --tb=short ${results[@]+"${results[@]}"} -c "$here/pytest.ini" \
   --rootdir "$here" "${@:-$here}"

@@ -84,6 +84,7 @@ def test_a_killed_prefill_node_disturbs_nobody(start):
     reference = expected_text(cluster)
     text, _ = read_with_kill(cluster, "prefill-0")  # decode has the KV: the stream does not even pause
     assert text == reference
+    cluster.wait_ready()
     cluster.kill("prefill-0")
     # Without a prefill node at hand, decode prefills by itself.
     assert cluster.completion(prompt=PROMPT, max_tokens=8, ignore_eos=True)["choices"][0]["text"] == reference[:len(
@@ -138,19 +139,18 @@ def test_a_stopped_node_is_noticed_and_fenced(role, start):
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_place(stream, cluster):
-    other = cluster.stream("/v1/completions", {"prompt": PROMPT, "max_tokens": 150, "ignore_eos": True})
     if stream:
         leaver = long_answer(cluster, 3000)
         for number, _ in enumerate(leaver.events()):
             if number == 2:
                 break
-        leaver.close()
     else:
-        connection = cluster.connection()
-        connection.request("POST", "/v1/completions", b'{"model": "%s", "prompt": [5, 6], "max_tokens": 3000, "ignore_eos": true}'
-                           % cluster.model_id.encode(), {"Content-Type": "application/json"})
-        wait_until(lambda: cluster.status()["requests"]["running"] >= 2, 10, "the request running")
-        connection.sock.close()
+        leaver = cluster.connection()
+        leaver.request("POST", "/v1/completions", b'{"model": "%s", "prompt": [5, 6], "max_tokens": 3000, "ignore_eos": true}'
+                       % cluster.model_id.encode(), {"Content-Type": "application/json"})
+        wait_until(lambda: cluster.status()["requests"]["running"] == 1, 10, "the request running")
+    other = cluster.stream("/v1/completions", {"prompt": PROMPT, "max_tokens": 150, "ignore_eos": True})
+    leaver.close()
     assert sum(1 for _ in other.events()) > 10 and other.done  # nobody else noticed
     cluster.wait_idle(5)
 
@@ -195,8 +195,15 @@ def test_garbage_on_the_control_port_touches_nobody(name, cluster):
     assert cluster.status()["ready"]
 
 
+def ipv4_of(address):
+    """/proc writes addresses as little-endian words; wildcards and IPv6 are reached over the loopback."""
+    if len(address) != 8 or address == "00000000":
+        return "127.0.0.1"
+    return socket.inet_ntoa(struct.pack("<I", int(address, 16)))
+
+
 def listening_ports(pid):
-    """TCP ports that a process listens on, from /proc."""
+    """(address, port) of the TCP sockets that a process listens on, from /proc."""
     inodes = set()
     for fd in os.listdir(f"/proc/{pid}/fd"):
         try:
@@ -210,23 +217,24 @@ def listening_ports(pid):
         for line in open(f"/proc/{pid}/net/{table}").readlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and fields[9] in inodes:
-                ports.add(int(fields[1].rsplit(":", 1)[1], 16))
+                address, port = fields[1].rsplit(":", 1)
+                ports.add((ipv4_of(address), int(port, 16)))
     return ports
 
 
 @pytest.mark.parametrize("role", ["decode-0", "prefill-0"])
 def test_garbage_on_a_nodes_ports_touches_nobody(role, cluster):
     """Every port that a node listens on: its metrics endpoint, and what UCX opens for connecting."""
-    ports = listening_ports(cluster.pid(role))
-    assert ports
-    for port in ports:
+    listening = listening_ports(cluster.pid(role))
+    assert len(listening) >= 2, "the metrics endpoint and UCX's own"
+    for host, port in listening:
         for data in GARBAGE.values():
-            connection = socket.create_connection(("127.0.0.1", port), timeout=10)
             try:
+                connection = socket.create_connection((host, port), timeout=10)
                 connection.sendall(data)
                 connection.shutdown(socket.SHUT_WR)
             except OSError:
-                pass
+                continue
             connection.close()
     answer = cluster.completion(prompt=list(range(700, 800)), max_tokens=8, ignore_eos=True)
     assert answer["usage"]["completion_tokens"] == 8
