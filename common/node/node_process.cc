@@ -18,6 +18,7 @@
 #include "common/net/io_thread.h"
 #include "common/node/device_thread.h"
 #include "common/node/loopback.h"
+#include "common/node/message_log.h"
 #include "common/node/node_model.h"
 #include "common/node/node_transport.h"
 #include "common/node/startup.h"
@@ -258,7 +259,10 @@ Status NodeProcess::State::start_scheduler() {
                            .executor = device,
                            .metrics = metrics,
                            .limits = limits,
-                           .send = [this](const control::ToRouter& m) { send(m); }});
+                           .send = [this](const control::ToRouter& m) {
+                             log_message(log, m);
+                             send(m);
+                           }});
   io.post([this, made = std::move(made)] {
     scheduler = made;
     tick_timer = io.every(kTick, [this] { tick(); });
