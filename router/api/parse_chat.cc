@@ -56,9 +56,8 @@ Result<std::string> read_content(const json::value& content, const std::string& 
   return text;
 }
 
-// Templates written against the reference read arguments as an object; clients send them as JSON text.
-Result<json::array> read_tool_calls(const json::array& calls, const std::string& path) {
-  json::array out;
+// Arguments stay as they were sent: common/text knows in which form the template reads them.
+Status check_tool_calls(const json::array& calls, const std::string& path) {
   for (size_t i = 0; i < calls.size(); ++i) {
     const std::string call_path = fmt::format("{}[{}]", path, i);
     if (!calls[i].is_object()) {
@@ -66,7 +65,6 @@ Result<json::array> read_tool_calls(const json::array& calls, const std::string&
                   fmt::format("{} must be an object, not {}", call_path, json_kind_name(calls[i])),
                   call_path);
     }
-    json::object call = calls[i].get_object();
     ObjectReader reader(calls[i].get_object(), call_path);
     std::string type = "function";
     reader.read("type", type);
@@ -82,21 +80,13 @@ Result<json::array> read_tool_calls(const json::array& calls, const std::string&
     std::string name;
     if (!inner.read("name", name)) inner.fault("name", inner.path_of("name") + " is missing");
     TANDEM_TRY(inner.status());
-    json::object normalised = *function;
-    if (const json::value* arguments = function->if_contains("arguments")) {
-      if (arguments->is_string()) {
-        Result<json::value> parsed = parse_json(std::string_view(arguments->get_string()));
-        if (parsed && parsed->is_object()) normalised["arguments"] = std::move(*parsed);
-      } else if (!arguments->is_object()) {
-        return fail(ErrorCode::kInvalidArgument,
-                    inner.path_of("arguments") + " must be a string of JSON",
-                    inner.path_of("arguments"));
-      }
+    const json::value* arguments = inner.find("arguments");
+    if (arguments != nullptr && !arguments->is_string() && !arguments->is_object()) {
+      return fail(ErrorCode::kInvalidArgument, inner.path_of("arguments") + " must be a string of JSON",
+                  inner.path_of("arguments"));
     }
-    call["function"] = std::move(normalised);
-    out.push_back(std::move(call));
   }
-  return out;
+  return {};
 }
 
 Result<json::object> read_message(const json::value& value, const std::string& path) {
@@ -131,7 +121,8 @@ Result<json::object> read_message(const json::value& value, const std::string& p
                 reader.path_of("content"));
   }
   if (calls != nullptr) {
-    TANDEM_ASSIGN(out["tool_calls"], read_tool_calls(*calls, reader.path_of("tool_calls")));
+    TANDEM_TRY(check_tool_calls(*calls, reader.path_of("tool_calls")));
+    out["tool_calls"] = *calls;
   }
   for (std::string_view key : {"name", "tool_call_id", "reasoning_content"}) {
     std::string text;

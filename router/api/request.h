@@ -56,8 +56,7 @@ struct GenerationFields {
   SamplingFields sampling;
 };
 
-// What a chat template is rendered from, as JSON text: normalised messages (string contents, parsed
-// tool arguments), tools or empty, extra template variables or empty.
+// What a chat template is rendered from, as JSON text: normalised messages (string contents), tools or empty, extra template variables or empty.
 struct ChatPrompt {
   std::string messages;
   std::string tools;
