@@ -14,19 +14,22 @@ constexpr size_t kLogitRows = 64;
 constexpr size_t kLogitBytes = 32u << 20;
 
 tl::unexpected<Error> bad(size_t index, const std::string& what) {
-  return fail(ErrorCode::kInvalidArgument, "sequence " + std::to_string(index) + " of the step: " + what);
+  return fail(ErrorCode::kInvalidArgument,
+              "sequence " + std::to_string(index) + " of the step: " + what);
 }
 
 Status check_pages(const model::ModelConfig& config, const KvPages& kv) {
   const kv::KvLayout& layout = kv.layout;
   if (layout.layers != config.layers || layout.kv_heads != config.kv_heads ||
       layout.head_dim != config.head_dim)
-    return fail(ErrorCode::kMismatch, "the KV pool is laid out for another model: " +
-                                          layout.describe() + "; the model has " + config.describe());
+    return fail(ErrorCode::kMismatch,
+                "the KV pool is laid out for another model: " + layout.describe() +
+                    "; the model has " + config.describe());
   if (kv.pages == nullptr || kv.blocks == 0)
     return fail(ErrorCode::kInvalidArgument, "the step has no KV pool");
   if (layout.needs_tail() && (kv.tail == nullptr || kv.tails == 0))
-    return fail(ErrorCode::kInvalidArgument, "this KV format needs tail pages, and the step has none");
+    return fail(ErrorCode::kInvalidArgument,
+                "this KV format needs tail pages, and the step has none");
   return {};
 }
 
@@ -84,8 +87,8 @@ Packed pack(std::span<const SequenceInput> sequences) {
   for (const SequenceInput& s : sequences) {
     const auto rows = static_cast<uint32_t>(s.tokens.size());
     const size_t blocks = (s.start + rows + kv::kBlockTokens - 1) / kv::kBlockTokens;
-    p.views.push_back({static_cast<uint32_t>(p.tokens.size()), rows, s.start, s.blocks.first(blocks),
-                       s.tail});
+    p.views.push_back(
+        {static_cast<uint32_t>(p.tokens.size()), rows, s.start, s.blocks.first(blocks), s.tail});
     p.tokens.insert(p.tokens.end(), s.tokens.begin(), s.tokens.end());
     for (uint32_t i = 0; i < rows; ++i) p.positions.push_back(s.start + i);
   }
@@ -94,9 +97,9 @@ Packed pack(std::span<const SequenceInput> sequences) {
 
 // One row whose logits are wanted.
 struct WantedRow {
-  uint32_t row = 0;       // in the packed batch
+  uint32_t row = 0;  // in the packed batch
   uint32_t sequence = 0;
-  uint32_t offset = 0;    // within its sequence
+  uint32_t offset = 0;  // within its sequence
 };
 
 std::vector<WantedRow> wanted_rows(std::span<const SequenceInput> sequences, const Packed& packed) {
@@ -105,10 +108,15 @@ std::vector<WantedRow> wanted_rows(std::span<const SequenceInput> sequences, con
     const SequenceView& view = packed.views[i];
     uint32_t first = view.rows;  // kNone
     switch (sequences[i].output) {
-      case StepOutput::kNone: break;
-      case StepOutput::kSample: first = view.rows - 1; break;
+      case StepOutput::kNone:
+        break;
+      case StepOutput::kSample:
+        first = view.rows - 1;
+        break;
       case StepOutput::kScoreRows:
-      case StepOutput::kLogits: first = 0; break;
+      case StepOutput::kLogits:
+        first = 0;
+        break;
     }
     for (uint32_t r = first; r < view.rows; ++r) out.push_back({view.first_row + r, i, r});
   }

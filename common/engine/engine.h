@@ -25,7 +25,8 @@ class ForwardModel;
 enum class StepOutput : uint8_t {
   kNone,       // a prefill chunk that is not the last
   kSample,     // sample one token after the last row
-  kScoreRows,  // log-probability of each row's *next* token (prompt scoring), and sample if `sampling` is set
+  kScoreRows,  // log-probability of each row's *next* token (prompt scoring), and sample if
+               // `sampling` is set
   kLogits,     // raw logits of every row (tandem generate --logits, eval)
 };
 
@@ -58,8 +59,8 @@ struct EngineOptions {
   uint32_t max_context = 0;  // positions; 0: the model's
 };
 
-// A loaded model that runs steps. Owned and called by one device thread. Never allocates KV: callers
-// own blocks and guarantee that no two steps write the same block at once.
+// A loaded model that runs steps. Owned and called by one device thread. Never allocates KV:
+// callers own blocks and guarantee that no two steps write the same block at once.
 class Engine {
  public:
   // Loads weights through `ops`, which must outlive the engine.
@@ -68,8 +69,8 @@ class Engine {
                                                               const EngineOptions& options);
   ~Engine();
 
-  // One forward pass over a packed ragged batch (total rows <= max_rows), then sampling. Outputs are
-  // in the order of `sequences`. A sequence's result never depends on its company.
+  // One forward pass over a packed ragged batch (total rows <= max_rows), then sampling. Outputs
+  // are in the order of `sequences`. A sequence's result never depends on its company.
   [[nodiscard]] Result<std::vector<SequenceOutput>> step(std::span<const SequenceInput> sequences,
                                                          const KvPages& kv,
                                                          const LayerHook& hook = {});

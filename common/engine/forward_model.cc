@@ -57,8 +57,9 @@ class ForwardModel::Loader {
     const std::string at = "model.layers." + std::to_string(index) + ".";
     const std::string attention = at + "self_attn.";
     TANDEM_ASSIGN(out.input_norm, vector(at + "input_layernorm.weight"));
-    TANDEM_ASSIGN(out.qkv, linear({attention + "q_proj", attention + "k_proj", attention + "v_proj"},
-                                  config.qkv_bias));
+    TANDEM_ASSIGN(out.qkv,
+                  linear({attention + "q_proj", attention + "k_proj", attention + "v_proj"},
+                         config.qkv_bias));
     if (config.qk_norm) {
       TANDEM_ASSIGN(out.q_norm, vector(attention + "q_norm.weight"));
       TANDEM_ASSIGN(out.k_norm, vector(attention + "k_norm.weight"));

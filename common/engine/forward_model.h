@@ -19,7 +19,8 @@ class ForwardModel {
   [[nodiscard]] static Result<std::unique_ptr<ForwardModel>> create(
       const model::Checkpoint& checkpoint, Ops& ops, const EngineOptions& options);
 
-  // Runs all layers on a validated step of at most max_rows() rows; afterwards logits() may be asked for its rows.
+  // Runs all layers on a validated step of at most max_rows() rows; afterwards logits() may be
+  // asked for its rows.
   void run(const StepView& step, const KvPages& kv, const LayerHook& hook);
   // out[rows.size(), vocab] for rows of the last run.
   void logits(std::span<const uint32_t> rows, float* out);
@@ -60,10 +61,10 @@ class ForwardModel {
   std::unique_ptr<VectorWeight> final_norm_;
   std::vector<Layer> layers_;
 
-  Activation x_;        // [max_rows, hidden]
-  Activation qkv_;      // [max_rows, (heads + 2 kv_heads) * head_dim]
+  Activation x_;         // [max_rows, hidden]
+  Activation qkv_;       // [max_rows, (heads + 2 kv_heads) * head_dim]
   Activation attended_;  // [max_rows, heads * head_dim]
-  Activation inner_;    // [max_rows, intermediate]
+  Activation inner_;     // [max_rows, intermediate]
 };
 
 }  // namespace tandem::engine

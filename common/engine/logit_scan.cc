@@ -70,7 +70,8 @@ float chunk_masses(const float* logits, size_t first_id, const Cut& cut, float t
   F4 sum = splat(0);
   for (size_t j = 0; j < kChunk; j += 4) {
     const F4 x = load(logits + j);
-    const I4 kept = (x > splat(cut.last.logit)) | ((x == splat(cut.last.logit)) & (ids <= cut.last.id));
+    const I4 kept =
+        (x > splat(cut.last.logit)) | ((x == splat(cut.last.logit)) & (ids <= cut.last.id));
     const F4 e = floats(bits(exp4((x - top) * inverse)) & kept);
     store(out + j, e);
     sum += e;
@@ -206,7 +207,8 @@ Candidate mass_prefix(std::vector<Candidate>& candidates, float top, float inver
   return prefix_end(candidates, total * share, top, inverse);
 }
 
-Candidate mass_prefix(std::span<const float> logits, LogitRange range, float inverse, double share) {
+Candidate mass_prefix(std::span<const float> logits, LogitRange range, float inverse,
+                      double share) {
   const Bucketing bucket_of(range, inverse);
   std::vector<double> mass(kBuckets);
   float tail[kChunk];
@@ -250,8 +252,8 @@ TokenId draw(std::span<const float> logits, const Cut& cut, float top, float inv
   sums.reserve(logits.size() / kChunk + 1);
   double total = 0;
   for (size_t i = 0; i < logits.size(); i += kChunk) {
-    sums.push_back(static_cast<double>(
-        chunk_masses(padded(logits, i, tail), i, cut, top, inverse, mass)));
+    sums.push_back(
+        static_cast<double>(chunk_masses(padded(logits, i, tail), i, cut, top, inverse, mass)));
     total += sums.back();
   }
   double left = u * total;

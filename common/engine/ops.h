@@ -21,8 +21,8 @@ struct Activation {
   int64_t cols = 0;
 };
 
-// Weights as the engine keeps them (converted, packed, on the device). Made by Ops, destroyed by the
-// engine that made them; opaque to the model code.
+// Weights as the engine keeps them (converted, packed, on the device). Made by Ops, destroyed by
+// the engine that made them; opaque to the model code.
 class LinearWeight {
  public:
   virtual ~LinearWeight() = default;
@@ -59,14 +59,15 @@ struct SequenceView {
 
 // A ragged batch, packed without padding. Views stay valid for the whole step.
 struct StepView {
-  std::span<const TokenId> tokens;       // [rows]
-  std::span<const uint32_t> positions;   // [rows]
+  std::span<const TokenId> tokens;      // [rows]
+  std::span<const uint32_t> positions;  // [rows]
   std::span<const SequenceView> sequences;
   [[nodiscard]] uint32_t rows() const { return static_cast<uint32_t>(tokens.size()); }
 };
 
-// The KV pool as the engine sees it. Page of (layer, block): pages + (layer*blocks + block)*page_bytes.
-// Tail page of (layer, slot): tail + (layer*tails + slot)*tail_layout.page_bytes.
+// The KV pool as the engine sees it. Page of (layer, block): pages + (layer*blocks +
+// block)*page_bytes. Tail page of (layer, slot): tail + (layer*tails +
+// slot)*tail_layout.page_bytes.
 struct KvPages {
   kv::KvLayout layout;
   std::byte* pages = nullptr;
@@ -108,30 +109,31 @@ struct MoeShape {
   bool normalize_top_k = false;
 };
 
-// The compute seam: CPU today, CUDA behind the same interface. Granularity follows what a GPU fuses:
-// norm + projection, RoPE + KV write + encode, gate/up + SiLU, projection + residual.
-// Every function runs on the engine's device thread; CPU ops return when done, device ops when
-// enqueued in order. Shapes: N rows of the step, H hidden, V vocabulary.
+// The compute seam: CPU today, CUDA behind the same interface. Granularity follows what a GPU
+// fuses: norm + projection, RoPE + KV write + encode, gate/up + SiLU, projection + residual. Every
+// function runs on the engine's device thread; CPU ops return when done, device ops when enqueued
+// in order. Shapes: N rows of the step, H hidden, V vocabulary.
 class Ops {
  public:
   virtual ~Ops() = default;
 
   // ---- load time: host tensors may be unmapped after the call returns ----
   // `parts` ([out_i, in] each, as checkpoints store them) are concatenated along `out`
-  // (q, k, v; gate, up). `biases` is empty, or has one entry per part (null: no bias for that part).
+  // (q, k, v; gate, up). `biases` is empty, or has one entry per part (null: no bias for that
+  // part).
   virtual Result<std::unique_ptr<LinearWeight>> load_linear(
       std::span<const model::HostTensor* const> parts,
       std::span<const model::HostTensor* const> biases) = 0;
   virtual Result<std::unique_ptr<VectorWeight>> load_vector(const model::HostTensor& values) = 0;
   // [V, H]. A tied head is load_tied_head() on the result, so that the table is kept once.
-  virtual Result<std::unique_ptr<EmbeddingWeight>> load_embedding(const model::HostTensor& table) = 0;
+  virtual Result<std::unique_ptr<EmbeddingWeight>> load_embedding(
+      const model::HostTensor& table) = 0;
   virtual Result<std::unique_ptr<LinearWeight>> load_tied_head(const EmbeddingWeight& table) = 0;
-  // router [experts, H]; per expert gate/up [I, H] and down [H, I]. The router stays float32 whatever the
-  // weight type: rounding it would send tokens to other experts.
+  // router [experts, H]; per expert gate/up [I, H] and down [H, I]. The router stays float32
+  // whatever the weight type: rounding it would send tokens to other experts.
   virtual Result<std::unique_ptr<MoeWeight>> load_moe(
       const MoeShape& shape, const model::HostTensor& router,
-      std::span<const model::HostTensor* const> gate,
-      std::span<const model::HostTensor* const> up,
+      std::span<const model::HostTensor* const> gate, std::span<const model::HostTensor* const> up,
       std::span<const model::HostTensor* const> down) = 0;
   virtual Result<Activation> allocate(int64_t rows, int64_t cols) = 0;  // lives as long as the Ops
 

@@ -40,8 +40,7 @@ float yarn_scale(const RopeConfig& rope) {
   if (rope.attention_factor) return static_cast<float>(*rope.attention_factor);
   const double a = rope.mscale.value_or(0);
   const double b = rope.mscale_all_dim.value_or(0);
-  if (a != 0 && b != 0)
-    return static_cast<float>(mscale(rope.factor, a) / mscale(rope.factor, b));
+  if (a != 0 && b != 0) return static_cast<float>(mscale(rope.factor, a) / mscale(rope.factor, b));
   return static_cast<float>(mscale(rope.factor, 1));
 }
 
@@ -79,7 +78,8 @@ RopeFrequencies rope_frequencies(const RopeConfig& rope, uint32_t head_dim,
     out.inverse[i] = 1.0F / std::pow(static_cast<float>(rope.theta), exponent);
   }
   switch (rope.type) {
-    case RopeType::kDefault: break;
+    case RopeType::kDefault:
+      break;
     case RopeType::kLinear:
       for (float& f : out.inverse) f /= static_cast<float>(rope.factor);
       break;
@@ -87,7 +87,9 @@ RopeFrequencies rope_frequencies(const RopeConfig& rope, uint32_t head_dim,
       TANDEM_CHECK(max_positions <= rope.original_max_positions,
                    "dynamic rope is only right within the original length");
       break;
-    case RopeType::kLlama3: apply_llama3(rope, out.inverse); break;
+    case RopeType::kLlama3:
+      apply_llama3(rope, out.inverse);
+      break;
     case RopeType::kYarn:
       apply_yarn(rope, head_dim, out.inverse);
       out.scale = yarn_scale(rope);

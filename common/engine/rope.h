@@ -14,8 +14,8 @@ struct RopeFrequencies {
   float scale = 1;
 };
 
-// Sources of the formulas, all as huggingface/transformers' modeling_rope_utils.py evaluates them, in
-// float32 where it does:
+// Sources of the formulas, all as huggingface/transformers' modeling_rope_utils.py evaluates them,
+// in float32 where it does:
 //   default  theta^(-2i/d): Su et al. 2021, RoFormer, arXiv:2104.09864
 //   linear   divided by factor: Chen et al. 2023, arXiv:2306.15595
 //   dynamic  the default: theta only changes past the original length, where the context ends
@@ -25,8 +25,8 @@ struct RopeFrequencies {
 [[nodiscard]] RopeFrequencies rope_frequencies(const model::RopeConfig& rope, uint32_t head_dim,
                                                uint32_t max_positions);
 
-// cos/sin rows for positions 0 .. n-1, computed when first needed: a long context costs nothing until
-// it is used. Device thread only.
+// cos/sin rows for positions 0 .. n-1, computed when first needed: a long context costs nothing
+// until it is used. Device thread only.
 class RopeCache {
  public:
   RopeCache(RopeFrequencies frequencies, uint32_t context)

@@ -72,7 +72,8 @@ void penalize(std::span<float> logits, const SamplingParams& p, const TokenHisto
     }
   }
   if (p.presence_penalty != 0 || p.frequency_penalty != 0) {
-    const auto answer = history.tokens.subspan(std::min(history.prompt_tokens, history.tokens.size()));
+    const auto answer =
+        history.tokens.subspan(std::min(history.prompt_tokens, history.tokens.size()));
     std::vector<TokenId> ids(answer.begin(), answer.end());
     std::sort(ids.begin(), ids.end());
     for (size_t i = 0; i < ids.size();) {

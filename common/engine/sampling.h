@@ -10,9 +10,10 @@
 
 namespace tandem::engine {
 
-// Field meanings are OpenAI's and vLLM's. Applied in this order: logit_bias, repetition, presence and
-// frequency penalties, temperature, top-k, top-p, min-p. temperature 0 is greedy (lowest id on ties),
-// and so is one below 1e-5, where float32 logits leave nothing else. top_p 0 keeps one token.
+// Field meanings are OpenAI's and vLLM's. Applied in this order: logit_bias, repetition, presence
+// and frequency penalties, temperature, top-k, top-p, min-p. temperature 0 is greedy (lowest id on
+// ties), and so is one below 1e-5, where float32 logits leave nothing else. top_p 0 keeps one
+// token.
 struct SamplingParams {
   float temperature = 1;
   int32_t top_k = 0;  // 0: off
@@ -37,8 +38,8 @@ struct TokenLogprob {
 
 struct SampledToken {
   TokenId id = 0;
-  float logprob = 0;                 // valid when params.logprobs >= 0
-  std::vector<TokenLogprob> top;     // best first
+  float logprob = 0;              // valid when params.logprobs >= 0
+  std::vector<TokenLogprob> top;  // best first
 };
 
 // What the penalties look at.
@@ -47,10 +48,10 @@ struct TokenHistory {
   size_t prompt_tokens = 0;
 };
 
-// Draws the token for absolute position history.tokens.size() from logits[vocab]. The only randomness
-// is Philox4x32-10 keyed by (seed, position), so a token does not depend on batch company, node or
-// retry. logits is scratch: overwritten. NaN counts as impossible, infinity as the largest float; ids outside
-// the vocabulary in bias and history are skipped.
+// Draws the token for absolute position history.tokens.size() from logits[vocab]. The only
+// randomness is Philox4x32-10 keyed by (seed, position), so a token does not depend on batch
+// company, node or retry. logits is scratch: overwritten. NaN counts as impossible, infinity as the
+// largest float; ids outside the vocabulary in bias and history are skipped.
 [[nodiscard]] SampledToken sample(std::span<float> logits, const SamplingParams& params,
                                   const TokenHistory& history);
 

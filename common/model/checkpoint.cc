@@ -77,7 +77,8 @@ Result<LoadFormat> parse_load_format(std::string_view name) {
   if (name == "auto") return LoadFormat::kAuto;
   if (name == "dummy") return LoadFormat::kDummy;
   return fail(ErrorCode::kInvalidArgument,
-              "load format \"" + std::string(name) + "\" is unknown; use auto or dummy", "load_format");
+              "load format \"" + std::string(name) + "\" is unknown; use auto or dummy",
+              "load_format");
 }
 
 std::string CheckpointSummary::describe() const {
@@ -109,14 +110,15 @@ Status Checkpoint::Impl::finish() {
     StoredTensor& t = it->second;
     const std::string where = t.file + ": tensor " + t.view.name;
     if (t.view.shape != spec.shape)
-      return fail(ErrorCode::kMismatch, where + " has shape " + shape_text(t.view.shape) +
-                                            ", the model's configuration needs " +
-                                            shape_text(spec.shape) +
-                                            (t.view.name == spec.name ? "" : " (" + spec.name + ")"));
+      return fail(ErrorCode::kMismatch,
+                  where + " has shape " + shape_text(t.view.shape) +
+                      ", the model's configuration needs " + shape_text(spec.shape) +
+                      (t.view.name == spec.name ? "" : " (" + spec.name + ")"));
     if (!t.unsupported.empty())
-      return fail(ErrorCode::kUnsupported,
-                  where + " is of type " + t.unsupported +
-                      ", which is not read; known are F32, F16, BF16 and, in GGUF, Q8_0, Q4_0, Q4_1");
+      return fail(
+          ErrorCode::kUnsupported,
+          where + " is of type " + t.unsupported +
+              ", which is not read; known are F32, F16, BF16 and, in GGUF, Q8_0, Q4_0, Q4_1");
     const auto elements = static_cast<uint64_t>(t.view.elements());
     const uint64_t bytes = storage_bytes(t.view.type, elements);
     ++summary.tensors;
@@ -165,8 +167,9 @@ Result<std::unique_ptr<Checkpoint>> Checkpoint::open(const fs::path& path,
   } else if (!fs::exists(path / "config.json", ec)) {
     const std::vector<fs::path> models = gguf_models_in(path);
     if (models.empty())
-      return fail(ErrorCode::kNotFound,
-                  path.string() + ": has neither config.json nor a .gguf file (part 1 of a split one)");
+      return fail(
+          ErrorCode::kNotFound,
+          path.string() + ": has neither config.json nor a .gguf file (part 1 of a split one)");
     if (models.size() > 1) {
       std::string names;
       for (const fs::path& m : models) names += (names.empty() ? "" : ", ") + m.filename().string();
@@ -177,7 +180,8 @@ Result<std::unique_ptr<Checkpoint>> Checkpoint::open(const fs::path& path,
   }
   if (!gguf.empty() && options.format == LoadFormat::kDummy)
     return fail(ErrorCode::kInvalidArgument,
-                gguf.string() + ": load format dummy needs a folder with config.json", "load_format");
+                gguf.string() + ": load format dummy needs a folder with config.json",
+                "load_format");
   TANDEM_ASSIGN(auto impl, gguf.empty() ? open_hugging_face(path, options) : open_gguf(gguf));
   TANDEM_TRY(impl->finish());
   return std::unique_ptr<Checkpoint>(new Checkpoint(std::move(impl)));
@@ -199,19 +203,19 @@ bool Checkpoint::contains(std::string_view name) const {
 Result<CheckpointTensor> Checkpoint::tensor(std::string_view name) const {
   const auto it = impl_->tensors.find(std::string(name));
   if (it == impl_->tensors.end())
-    return fail(ErrorCode::kNotFound, impl_->path.string() + ": has no tensor " + std::string(name));
+    return fail(ErrorCode::kNotFound,
+                impl_->path.string() + ": has no tensor " + std::string(name));
   CheckpointTensor out;
   out.view = it->second.view;
-  const size_t bytes =
-      storage_bytes(out.view.type, static_cast<size_t>(out.view.elements()));
+  const size_t bytes = storage_bytes(out.view.type, static_cast<size_t>(out.view.elements()));
   const auto address = reinterpret_cast<uintptr_t>(out.view.bytes.data());
   const bool misaligned = address % alignment_of(out.view.type) != 0;
   if (!impl_->dummy && !misaligned) return out;
   try {
     out.storage = std::make_unique_for_overwrite<std::byte[]>(bytes);
   } catch (const std::bad_alloc&) {
-    return fail(ErrorCode::kResourceExhausted,
-                "no memory for the " + std::to_string(bytes) + " bytes of tensor " + std::string(name));
+    return fail(ErrorCode::kResourceExhausted, "no memory for the " + std::to_string(bytes) +
+                                                   " bytes of tensor " + std::string(name));
   }
   const std::span<std::byte> storage(out.storage.get(), bytes);
   if (impl_->dummy)

@@ -46,17 +46,17 @@ struct CheckpointSummary {
   std::string format;  // "safetensors", "gguf", "dummy"
   size_t tensors = 0;
   uint64_t parameters = 0;
-  uint64_t stored_bytes = 0;                          // of the tensors that the model uses
-  std::map<StorageType, uint64_t> bytes_by_type;      // sums to stored_bytes
+  uint64_t stored_bytes = 0;                      // of the tensors that the model uses
+  std::map<StorageType, uint64_t> bytes_by_type;  // sums to stored_bytes
   [[nodiscard]] uint64_t bytes_as(DType t) const { return parameters * dtype_bytes(t); }
   // "gguf, 272 tensors, 134.5 M parameters, 93.7 MiB stored (q4_1 65.1, q8_0 28.7, f32 0.1)"
   [[nodiscard]] std::string describe() const;
 };
 
-// A model on disk: a Hugging Face folder (safetensors, sharded or not) or a GGUF file (split or not).
-// open() maps the files and checks every length, offset, name and shape against the config; nothing
-// is converted or copied until a tensor is asked for. Immutable afterwards: any thread may read.
-// The files must not be truncated while mapped.
+// A model on disk: a Hugging Face folder (safetensors, sharded or not) or a GGUF file (split or
+// not). open() maps the files and checks every length, offset, name and shape against the config;
+// nothing is converted or copied until a tensor is asked for. Immutable afterwards: any thread may
+// read. The files must not be truncated while mapped.
 class Checkpoint {
  public:
   // `path`: a folder with config.json, a .gguf file, or a folder with the files of one GGUF model.

@@ -1,4 +1,5 @@
-// GGUF files, split ones included. Naming of parts: llama.cpp's gguf-split, "<prefix>-00001-of-00003.gguf".
+// GGUF files, split ones included. Naming of parts: llama.cpp's gguf-split,
+// "<prefix>-00001-of-00003.gguf".
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
@@ -31,7 +32,8 @@ std::optional<PartName> parse_part_name(const std::string& name) {
   };
   const auto number = digits(1);
   const auto count = digits(10);
-  if (!number || !count || tail[0] != '-' || tail.substr(6, 4) != "-of-" || tail.substr(15) != ".gguf")
+  if (!number || !count || tail[0] != '-' || tail.substr(6, 4) != "-of-" ||
+      tail.substr(15) != ".gguf")
     return std::nullopt;
   return PartName{name.substr(0, name.size() - kPattern.size()), *number, *count};
 }
@@ -52,9 +54,9 @@ Result<SplitInfo> split_info(const GgufFile& file) {
   TANDEM_ASSIGN(const auto index, file.u32("split.no", 0, kMaxParts));
   SplitInfo info{index.value_or(0), count.value_or(0)};
   if (info.count > 1 && info.index >= info.count)
-    return fail(file.error(ErrorCode::kCorruptData, "split.no",
-                           "is " + std::to_string(info.index) + ", split.count " +
-                               std::to_string(info.count)));
+    return fail(file.error(
+        ErrorCode::kCorruptData, "split.no",
+        "is " + std::to_string(info.index) + ", split.count " + std::to_string(info.count)));
   return info;
 }
 
@@ -75,9 +77,10 @@ Status add_other_parts(const fs::path& first, const SplitInfo& info, Checkpoint:
                 says + "; open part 1" +
                     (name ? ", " + part_file_name(name->prefix, 1, info.count) : std::string()));
   if (!name || name->number != 1 || name->count != info.count)
-    return fail(ErrorCode::kInvalidArgument,
-                says + ", but is not named like it, so the other parts cannot be found; its name must end in " +
-                    part_file_name("", 1, info.count));
+    return fail(ErrorCode::kInvalidArgument, says +
+                                                 ", but is not named like it, so the other parts "
+                                                 "cannot be found; its name must end in " +
+                                                 part_file_name("", 1, info.count));
   for (uint32_t i = 1; i < info.count; ++i) {
     const fs::path path = first.parent_path() / part_file_name(name->prefix, i + 1, info.count);
     std::error_code ec;
@@ -89,8 +92,8 @@ Status add_other_parts(const fs::path& first, const SplitInfo& info, Checkpoint:
     if (other.index != i || other.count != info.count)
       return fail(ErrorCode::kMismatch,
                   path.string() + ": says it is part " + std::to_string(other.index + 1) + " of " +
-                      std::to_string(other.count) + ", its name says part " + std::to_string(i + 1) +
-                      " of " + std::to_string(info.count));
+                      std::to_string(other.count) + ", its name says part " +
+                      std::to_string(i + 1) + " of " + std::to_string(info.count));
   }
   return {};
 }
@@ -98,9 +101,9 @@ Status add_other_parts(const fs::path& first, const SplitInfo& info, Checkpoint:
 Status check_total(const Checkpoint::Impl& impl, size_t total) {
   TANDEM_ASSIGN(const auto claimed, impl.gguf.front().integer("split.tensors.count"));
   if (claimed && static_cast<uint64_t>(*claimed) != total)
-    return fail(impl.gguf.front().error(ErrorCode::kMismatch, "split.tensors.count",
-                                        "is " + std::to_string(*claimed) + ", the parts hold " +
-                                            std::to_string(total)));
+    return fail(impl.gguf.front().error(
+        ErrorCode::kMismatch, "split.tensors.count",
+        "is " + std::to_string(*claimed) + ", the parts hold " + std::to_string(total)));
   return {};
 }
 
@@ -109,9 +112,9 @@ Result<HostTensor> expert_slice(const GgufTensor& t, uint32_t expert, const std:
   HostTensor view;
   view.name = t.name + "[" + std::to_string(expert) + "]";
   if (t.shape.size() != 3 || expert >= static_cast<uint64_t>(t.shape[0]))
-    return fail(ErrorCode::kMismatch,
-                file + ": tensor " + t.name + " must hold one matrix per expert, has none for " +
-                    std::to_string(expert));
+    return fail(ErrorCode::kMismatch, file + ": tensor " + t.name +
+                                          " must hold one matrix per expert, has none for " +
+                                          std::to_string(expert));
   view.shape = {t.shape[1], t.shape[2]};
   if (t.type) {
     view.type = *t.type;

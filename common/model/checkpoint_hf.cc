@@ -31,20 +31,22 @@ Result<ModelConfig> read_config(const fs::path& folder) {
 Result<std::map<std::string, std::string>> read_index(const fs::path& path) {
   TANDEM_ASSIGN(const std::string text, read_text_file(path, kMaxIndexBytes));
   TANDEM_ASSIGN(const json::value root, parse_json(text, path.string()));
-  const json::value* map =
-      root.is_object() ? root.get_object().if_contains("weight_map") : nullptr;
+  const json::value* map = root.is_object() ? root.get_object().if_contains("weight_map") : nullptr;
   if (map == nullptr || !map->is_object() || map->get_object().empty())
     return fail(ErrorCode::kCorruptData, path.string() + ": weight_map must be a non-empty object");
   std::map<std::string, std::string> out;
   for (const auto& [name, file] : map->get_object()) {
     const std::string key(name.data(), name.size());
     if (!file.is_string())
-      return fail(ErrorCode::kCorruptData, path.string() + ": weight_map." + key + " must be a file name");
+      return fail(ErrorCode::kCorruptData,
+                  path.string() + ": weight_map." + key + " must be a file name");
     const std::string value(file.get_string());
     // Shards lie beside the index; anything else would reach outside the model's folder.
-    if (value.empty() || fs::path(value).filename() != fs::path(value) || value == "." || value == "..")
+    if (value.empty() || fs::path(value).filename() != fs::path(value) || value == "." ||
+        value == "..")
       return fail(ErrorCode::kCorruptData, path.string() + ": weight_map." + key + " is " +
-                                               excerpt(file) + ", not a file name beside the index");
+                                               excerpt(file) +
+                                               ", not a file name beside the index");
     out.emplace(key, value);
   }
   return out;
@@ -63,8 +65,8 @@ Status add_file(const fs::path& path, Checkpoint::Impl& impl) {
     t.file = path.string();
     const auto [it, fresh] = impl.tensors.emplace(e.name, std::move(t));
     if (!fresh)
-      return fail(ErrorCode::kCorruptData, path.string() + ": tensor " + e.name + " is also in " +
-                                               it->second.file);
+      return fail(ErrorCode::kCorruptData,
+                  path.string() + ": tensor " + e.name + " is also in " + it->second.file);
   }
   impl.files.push_back(std::move(file));
   return {};
@@ -76,7 +78,8 @@ Status add_shards(const fs::path& folder, const fs::path& index_path, Checkpoint
   for (const auto& [name, file] : index) shards.insert(file);
   if (shards.size() > kMaxShards)
     return fail(ErrorCode::kCorruptData, index_path.string() + ": names " +
-                                             std::to_string(shards.size()) + " files, more than 4096");
+                                             std::to_string(shards.size()) +
+                                             " files, more than 4096");
   std::error_code ec;
   for (const std::string& shard : shards) {
     if (!fs::exists(folder / shard, ec))

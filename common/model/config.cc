@@ -9,11 +9,16 @@ namespace tandem::model {
 
 std::string_view to_string(Architecture a) {
   switch (a) {
-    case Architecture::kLlama: return "llama";
-    case Architecture::kMistral: return "mistral";
-    case Architecture::kQwen2: return "qwen2";
-    case Architecture::kQwen3: return "qwen3";
-    case Architecture::kQwen3Moe: return "qwen3_moe";
+    case Architecture::kLlama:
+      return "llama";
+    case Architecture::kMistral:
+      return "mistral";
+    case Architecture::kQwen2:
+      return "qwen2";
+    case Architecture::kQwen3:
+      return "qwen3";
+    case Architecture::kQwen3Moe:
+      return "qwen3_moe";
   }
   TANDEM_CHECK(false, "architecture outside its enumeration");
   return {};
@@ -51,10 +56,12 @@ Status validate(const ModelConfig& c, std::string_view file) {
   if (c.head_dim % 2 != 0)
     return bad("head_dim", "must be even for rotary embedding, is " + std::to_string(c.head_dim));
   if (!(c.norm_eps > 0) || !(c.norm_eps < 1)) return bad("rms_norm_eps", "must be between 0 and 1");
-  const bool any_moe = std::find(c.moe_layers.begin(), c.moe_layers.end(), true) != c.moe_layers.end();
+  const bool any_moe =
+      std::find(c.moe_layers.begin(), c.moe_layers.end(), true) != c.moe_layers.end();
   if (any_moe && (c.moe.experts < 1 || c.moe.experts > 65536))
     return bad("num_experts", "must be between 1 and 65536, is " + std::to_string(c.moe.experts));
-  // What lists or loads a model's tensors takes memory for each: a number in a file must not decide it.
+  // What lists or loads a model's tensors takes memory for each: a number in a file must not decide
+  // it.
   if (any_moe && uint64_t{c.moe.experts} * c.layers > (1u << 18))
     return bad("num_experts", "(" + std::to_string(c.moe.experts) + ") in " +
                                   std::to_string(c.layers) +
@@ -64,8 +71,8 @@ Status validate(const ModelConfig& c, std::string_view file) {
                                           std::to_string(c.moe.experts) + "), is " +
                                           std::to_string(c.moe.experts_per_token));
   if (any_moe && (c.moe.intermediate < 1 || c.moe.intermediate > (1u << 22)))
-    return bad("moe_intermediate_size", "must be between 1 and 4194304, is " +
-                                            std::to_string(c.moe.intermediate));
+    return bad("moe_intermediate_size",
+               "must be between 1 and 4194304, is " + std::to_string(c.moe.intermediate));
   return {};
 }
 
@@ -73,7 +80,8 @@ void drop_foreign_ids(ModelConfig& c, std::string_view file) {
   const auto foreign = [&](TokenId id) {
     if (id >= 0 && static_cast<uint32_t>(id) < c.vocab) return false;
     c.notes.push_back(std::string(file) + ": special token id " + std::to_string(id) +
-                      " lies outside the vocabulary of " + std::to_string(c.vocab) + " and is ignored");
+                      " lies outside the vocabulary of " + std::to_string(c.vocab) +
+                      " and is ignored");
     return true;
   };
   std::erase_if(c.eos, foreign);

@@ -15,7 +15,8 @@ namespace tandem::model {
 enum class Architecture : uint8_t { kLlama, kMistral, kQwen2, kQwen3, kQwen3Moe };
 [[nodiscard]] std::string_view to_string(Architecture a);  // as config.json's `model_type`
 
-// Which formula turns rope theta into per-pair frequencies; common/engine/rope.h holds the formulas.
+// Which formula turns rope theta into per-pair frequencies; common/engine/rope.h holds the
+// formulas.
 enum class RopeType : uint8_t {
   kDefault,
   kLinear,
@@ -32,13 +33,14 @@ struct RopeConfig {
   uint32_t original_max_positions = 0;  // llama3, yarn, dynamic
   double low_freq_factor = 1;           // llama3
   double high_freq_factor = 4;
-  double beta_fast = 32;                // yarn
+  double beta_fast = 32;  // yarn
   double beta_slow = 1;
   bool truncate = true;
   std::optional<double> attention_factor;
   std::optional<double> mscale;
   std::optional<double> mscale_all_dim;
-  // Set from a GGUF file's rope_freqs.weight: pair i's frequency is divided by entry i, after `type`.
+  // Set from a GGUF file's rope_freqs.weight: pair i's frequency is divided by entry i, after
+  // `type`.
   std::vector<float> frequency_divisors;
 };
 
@@ -89,9 +91,9 @@ struct ModelConfig {
   [[nodiscard]] std::string describe() const;
 };
 
-// Parses the text of config.json (transformers 4 or 5) and of generation_config.json, if there is one. `file` and
-// `generation_file` name them in errors. Fields that would change the mathematics and are not
-// implemented are refused by name (kUnsupported); contradictions are kCorruptData.
+// Parses the text of config.json (transformers 4 or 5) and of generation_config.json, if there is
+// one. `file` and `generation_file` name them in errors. Fields that would change the mathematics
+// and are not implemented are refused by name (kUnsupported); contradictions are kCorruptData.
 [[nodiscard]] Result<ModelConfig> parse_config(std::string_view config_json, std::string_view file,
                                                std::optional<std::string_view> generation_json = {},
                                                std::string_view generation_file = {});

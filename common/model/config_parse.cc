@@ -1,4 +1,6 @@
-// config.json and generation_config.json to ModelConfig. Absent fields take the defaults of the reference's configuration classes (huggingface/transformers, src/transformers/models/*/configuration_*.py).
+// config.json and generation_config.json to ModelConfig. Absent fields take the defaults of the
+// reference's configuration classes (huggingface/transformers,
+// src/transformers/models/*/configuration_*.py).
 #include <algorithm>
 #include <boost/json/array.hpp>
 
@@ -41,11 +43,13 @@ std::string known_families() {
 Result<const Family*> find_family(const JsonFields& top) {
   const Family* by_class = nullptr;
   if (const json::value* v = top.raw("architectures"); v != nullptr) {
-    if (!v->is_array()) return fail(top.error(ErrorCode::kCorruptData, "architectures", "must be an array"));
+    if (!v->is_array())
+      return fail(top.error(ErrorCode::kCorruptData, "architectures", "must be an array"));
     if (!v->get_array().empty()) {
       const json::value& first = v->get_array().front();
       for (const Family& f : kFamilies)
-        if (first.is_string() && first.get_string() == json::string_view(f.class_name.data(), f.class_name.size()))
+        if (first.is_string() &&
+            first.get_string() == json::string_view(f.class_name.data(), f.class_name.size()))
           by_class = &f;
       if (by_class == nullptr)
         return fail(top.error(ErrorCode::kUnsupported, "architectures",
@@ -65,8 +69,9 @@ Result<const Family*> find_family(const JsonFields& top) {
                                 std::string(by_class->class_name)));
     return &f;
   }
-  return fail(top.error(ErrorCode::kUnsupported, "model_type",
-                        "\"" + *type + "\" is not supported; known are llama, mistral, qwen2, qwen3, qwen3_moe"));
+  return fail(top.error(
+      ErrorCode::kUnsupported, "model_type",
+      "\"" + *type + "\" is not supported; known are llama, mistral, qwen2, qwen3, qwen3_moe"));
 }
 
 // Fields that would change the mathematics, and are not implemented, in any of these families.
@@ -80,9 +85,10 @@ Status refuse_unsupported(const JsonFields& top) {
     if (v->is_object())
       if (const json::value* m = v->get_object().if_contains("quant_method"); m != nullptr)
         method = excerpt(*m);
-    return fail(top.error(ErrorCode::kUnsupported, "quantization_config",
-                          "asks for quantized weights (method " + method +
-                              "), which this version does not read; use the bf16 checkpoint or a GGUF file"));
+    return fail(top.error(
+        ErrorCode::kUnsupported, "quantization_config",
+        "asks for quantized weights (method " + method +
+            "), which this version does not read; use the bf16 checkpoint or a GGUF file"));
   }
   for (const std::string_view key :
        {"clip_qkv", "attn_logit_softcapping", "final_logit_softcapping", "embedding_multiplier",
@@ -128,7 +134,8 @@ Status read_dims(const JsonFields& top, const Family& family, ModelConfig& c) {
                           "is missing, and hidden_size (" + std::to_string(c.hidden) +
                               ") is not a multiple of num_attention_heads (" +
                               std::to_string(c.heads) + ")"));
-  TANDEM_TRY(read_u32(top, "head_dim", fixed_head ? family.head_dim : c.hidden / c.heads, c.head_dim));
+  TANDEM_TRY(
+      read_u32(top, "head_dim", fixed_head ? family.head_dim : c.hidden / c.heads, c.head_dim));
   TANDEM_ASSIGN(const auto eps, top.number("rms_norm_eps"));
   c.norm_eps = static_cast<float>(eps.value_or(1e-6));
   return {};
@@ -141,8 +148,11 @@ Status read_biases(const JsonFields& top, ModelConfig& c) {
       TANDEM_TRY(read_flag(top, "attention_bias", false, c.qkv_bias));
       c.o_bias = c.qkv_bias;
       return read_flag(top, "mlp_bias", false, c.mlp_bias);
-    case Architecture::kMistral: return {};
-    case Architecture::kQwen2: c.qkv_bias = true; return {};
+    case Architecture::kMistral:
+      return {};
+    case Architecture::kQwen2:
+      c.qkv_bias = true;
+      return {};
     case Architecture::kQwen3:
     case Architecture::kQwen3Moe:
       c.qk_norm = true;
@@ -156,15 +166,16 @@ Status read_biases(const JsonFields& top, ModelConfig& c) {
 Status read_layer_types(const JsonFields& top, std::optional<uint32_t> window, ModelConfig& c) {
   const json::value* v = top.raw("layer_types");
   if (!v->is_array() || v->get_array().size() != c.layers)
-    return fail(top.error(ErrorCode::kCorruptData, "layer_types",
-                          "must be an array of " + std::to_string(c.layers) + " names, one per layer"));
+    return fail(
+        top.error(ErrorCode::kCorruptData, "layer_types",
+                  "must be an array of " + std::to_string(c.layers) + " names, one per layer"));
   for (size_t i = 0; i < c.layers; ++i) {
     const json::value& type = v->get_array()[i];
     if (type.is_string() && type.get_string() == "full_attention") continue;
     if (!type.is_string() || type.get_string() != "sliding_attention")
-      return fail(top.error(ErrorCode::kUnsupported, "layer_types",
-                            "holds " + excerpt(type) +
-                                "; known are full_attention and sliding_attention"));
+      return fail(
+          top.error(ErrorCode::kUnsupported, "layer_types",
+                    "holds " + excerpt(type) + "; known are full_attention and sliding_attention"));
     // As in the reference, a sliding layer without a window sees everything.
     c.windows[i] = window.value_or(0);
   }
@@ -175,14 +186,16 @@ Status read_windows(const JsonFields& top, ModelConfig& c) {
   c.windows.assign(c.layers, 0);
   TANDEM_ASSIGN(auto window, top.u32("sliding_window", 1, 1u << 30));
   switch (c.architecture) {
-    case Architecture::kLlama: return {};
+    case Architecture::kLlama:
+      return {};
     case Architecture::kMistral:
       if (!top.has_key("sliding_window")) window = 4096;
       c.windows.assign(c.layers, window.value_or(0));
       return {};
     case Architecture::kQwen2:
     case Architecture::kQwen3:
-    case Architecture::kQwen3Moe: break;
+    case Architecture::kQwen3Moe:
+      break;
   }
   bool use = false;
   TANDEM_TRY(read_flag(top, "use_sliding_window", false, use));
@@ -218,7 +231,8 @@ Status read_moe(const JsonFields& top, ModelConfig& c) {
     c.moe_layers[i] = c.moe.experts > 0 && (i + 1) % step == 0;
   if (const json::value* v = top.raw("mlp_only_layers"); v != nullptr) {
     if (!v->is_array())
-      return fail(top.error(ErrorCode::kCorruptData, "mlp_only_layers", "must be an array of layer numbers"));
+      return fail(top.error(ErrorCode::kCorruptData, "mlp_only_layers",
+                            "must be an array of layer numbers"));
     for (const json::value& layer : v->get_array()) {
       if (!layer.is_int64())
         return fail(top.error(ErrorCode::kCorruptData, "mlp_only_layers",
@@ -241,8 +255,8 @@ Result<std::vector<TokenId>> read_ids(const JsonFields& fields, std::string_view
   if (v == nullptr) return ids;
   const auto add = [&](const json::value& id) -> Status {
     if (!id.is_int64() || id.get_int64() < 0 || id.get_int64() > INT32_MAX)
-      return fail(fields.error(ErrorCode::kCorruptData, key,
-                               "must be token ids, holds " + excerpt(id)));
+      return fail(
+          fields.error(ErrorCode::kCorruptData, key, "must be token ids, holds " + excerpt(id)));
     const auto token = static_cast<TokenId>(id.get_int64());
     if (std::find(ids.begin(), ids.end(), token) == ids.end()) ids.push_back(token);
     return {};
@@ -282,9 +296,12 @@ Status read_dtype(const JsonFields& top, ModelConfig& c) {
     if (!name) continue;
     std::string_view s = *name;
     if (s.starts_with("torch.")) s.remove_prefix(6);
-    if (s == "float32" || s == "float") c.dtype = DType::kF32;
-    else if (s == "bfloat16") c.dtype = DType::kBf16;
-    else if (s == "float16" || s == "half") c.dtype = DType::kF16;
+    if (s == "float32" || s == "float")
+      c.dtype = DType::kF32;
+    else if (s == "bfloat16")
+      c.dtype = DType::kBf16;
+    else if (s == "float16" || s == "half")
+      c.dtype = DType::kF16;
     else if (s != "auto")
       return fail(top.error(ErrorCode::kUnsupported, key,
                             "is \"" + *name + "\"; known are float32, float16 and bfloat16"));

@@ -42,8 +42,8 @@ Status optional_positive(const JsonFields& rope, std::string_view key, double& o
   return {};
 }
 
-Status read_original_length(const json::object& root, const JsonFields& rope,
-                            std::string_view file, ModelConfig& config) {
+Status read_original_length(const json::object& root, const JsonFields& rope, std::string_view file,
+                            ModelConfig& config) {
   constexpr std::string_view kKey = "original_max_position_embeddings";
   constexpr uint32_t kMost = 1u << 30;
   TANDEM_ASSIGN(auto length, JsonFields(root, file).u32(kKey, 1, kMost));
@@ -57,7 +57,8 @@ Status read_original_length(const json::object& root, const JsonFields& rope,
 Status read_yarn(const JsonFields& rope, ModelConfig& config) {
   RopeConfig& out = config.rope;
   if (!rope.has_key("factor"))
-    return fail(rope.error(ErrorCode::kCorruptData, "factor", "is missing; rope type yarn needs it"));
+    return fail(
+        rope.error(ErrorCode::kCorruptData, "factor", "is missing; rope type yarn needs it"));
   TANDEM_ASSIGN(const auto factor, rope.number("factor"));
   out.factor = factor.value_or(static_cast<double>(config.max_positions) /
                                static_cast<double>(out.original_max_positions));
@@ -75,8 +76,10 @@ Status read_scaling(const json::object& root, const JsonFields& rope, std::strin
                     ModelConfig& config) {
   RopeConfig& out = config.rope;
   switch (out.type) {
-    case RopeType::kDefault: return {};
-    case RopeType::kLinear: return require(rope, "factor", "linear", out.factor);
+    case RopeType::kDefault:
+      return {};
+    case RopeType::kLinear:
+      return require(rope, "factor", "linear", out.factor);
     case RopeType::kDynamic:
       out.original_max_positions = config.max_positions;
       return require(rope, "factor", "dynamic", out.factor);
@@ -96,9 +99,10 @@ Status read_scaling(const json::object& root, const JsonFields& rope, std::strin
 Status refuse_partial(const JsonFields& fields) {
   TANDEM_ASSIGN(const auto fraction, fields.number("partial_rotary_factor"));
   if (fraction && *fraction != 1)
-    return fail(fields.error(ErrorCode::kUnsupported, "partial_rotary_factor",
-                             "is " + std::to_string(*fraction) +
-                                 "; rotating part of a head is not implemented for this architecture"));
+    return fail(
+        fields.error(ErrorCode::kUnsupported, "partial_rotary_factor",
+                     "is " + std::to_string(*fraction) +
+                         "; rotating part of a head is not implemented for this architecture"));
   return {};
 }
 
@@ -106,11 +110,16 @@ Status refuse_partial(const JsonFields& fields) {
 
 std::string_view to_string(RopeType t) {
   switch (t) {
-    case RopeType::kDefault: return "default";
-    case RopeType::kLinear: return "linear";
-    case RopeType::kDynamic: return "dynamic";
-    case RopeType::kLlama3: return "llama3";
-    case RopeType::kYarn: return "yarn";
+    case RopeType::kDefault:
+      return "default";
+    case RopeType::kLinear:
+      return "linear";
+    case RopeType::kDynamic:
+      return "dynamic";
+    case RopeType::kLlama3:
+      return "llama3";
+    case RopeType::kYarn:
+      return "yarn";
   }
   TANDEM_CHECK(false, "rope type outside its enumeration");
   return {};
@@ -157,11 +166,12 @@ Status validate_rope(const RopeConfig& rope, std::string_view where) {
   if (!(rope.theta > 1) || !std::isfinite(rope.theta)) return bad("rope_theta must be above 1");
   if (rope.type == RopeType::kDefault) return {};
   if (!(rope.factor > 0) || !std::isfinite(rope.factor)) return bad("factor must be above 0");
-  if (rope.type == RopeType::kLlama3 && (!(rope.low_freq_factor > 0) ||
-                                         !(rope.high_freq_factor > rope.low_freq_factor)))
+  if (rope.type == RopeType::kLlama3 &&
+      (!(rope.low_freq_factor > 0) || !(rope.high_freq_factor > rope.low_freq_factor)))
     return bad("high_freq_factor must be above low_freq_factor, and that above 0");
   if (rope.type == RopeType::kYarn) {
-    if (!(rope.beta_slow > 0) || !(rope.beta_fast > 0)) return bad("beta_fast and beta_slow must be above 0");
+    if (!(rope.beta_slow > 0) || !(rope.beta_fast > 0))
+      return bad("beta_fast and beta_slow must be above 0");
     if (rope.attention_factor && !(*rope.attention_factor > 0))
       return bad("attention_factor must be above 0");
   }

@@ -20,17 +20,22 @@ size_t scalar_bytes(GgufType t) {
   switch (t) {
     case GgufType::kU8:
     case GgufType::kI8:
-    case GgufType::kBool: return 1;
+    case GgufType::kBool:
+      return 1;
     case GgufType::kU16:
-    case GgufType::kI16: return 2;
+    case GgufType::kI16:
+      return 2;
     case GgufType::kU32:
     case GgufType::kI32:
-    case GgufType::kF32: return 4;
+    case GgufType::kF32:
+      return 4;
     case GgufType::kU64:
     case GgufType::kI64:
-    case GgufType::kF64: return 8;
+    case GgufType::kF64:
+      return 8;
     case GgufType::kString:
-    case GgufType::kArray: return 0;
+    case GgufType::kArray:
+      return 0;
   }
   return 0;
 }
@@ -44,13 +49,20 @@ std::optional<int64_t> as_integer(const GgufValue& v) {
 
 std::optional<int64_t> integer_at(GgufType t, const std::byte* p) {
   switch (t) {
-    case GgufType::kU8: return load<uint8_t>(p);
-    case GgufType::kI8: return load<int8_t>(p);
-    case GgufType::kU16: return load<uint16_t>(p);
-    case GgufType::kI16: return load<int16_t>(p);
-    case GgufType::kU32: return load<uint32_t>(p);
-    case GgufType::kI32: return load<int32_t>(p);
-    case GgufType::kI64: return load<int64_t>(p);
+    case GgufType::kU8:
+      return load<uint8_t>(p);
+    case GgufType::kI8:
+      return load<int8_t>(p);
+    case GgufType::kU16:
+      return load<uint16_t>(p);
+    case GgufType::kI16:
+      return load<int16_t>(p);
+    case GgufType::kU32:
+      return load<uint32_t>(p);
+    case GgufType::kI32:
+      return load<int32_t>(p);
+    case GgufType::kI64:
+      return load<int64_t>(p);
     case GgufType::kU64: {
       const auto v = load<uint64_t>(p);
       return v <= INT64_MAX ? std::optional(static_cast<int64_t>(v)) : std::nullopt;
@@ -59,7 +71,8 @@ std::optional<int64_t> integer_at(GgufType t, const std::byte* p) {
     case GgufType::kBool:
     case GgufType::kString:
     case GgufType::kArray:
-    case GgufType::kF64: return std::nullopt;
+    case GgufType::kF64:
+      return std::nullopt;
   }
   return std::nullopt;
 }
@@ -68,29 +81,42 @@ std::optional<int64_t> integer_at(GgufType t, const std::byte* p) {
 
 std::string_view to_string(GgufType t) {
   switch (t) {
-    case GgufType::kU8: return "u8";
-    case GgufType::kI8: return "i8";
-    case GgufType::kU16: return "u16";
-    case GgufType::kI16: return "i16";
-    case GgufType::kU32: return "u32";
-    case GgufType::kI32: return "i32";
-    case GgufType::kF32: return "f32";
-    case GgufType::kBool: return "bool";
-    case GgufType::kString: return "string";
-    case GgufType::kArray: return "array";
-    case GgufType::kU64: return "u64";
-    case GgufType::kI64: return "i64";
-    case GgufType::kF64: return "f64";
+    case GgufType::kU8:
+      return "u8";
+    case GgufType::kI8:
+      return "i8";
+    case GgufType::kU16:
+      return "u16";
+    case GgufType::kI16:
+      return "i16";
+    case GgufType::kU32:
+      return "u32";
+    case GgufType::kI32:
+      return "i32";
+    case GgufType::kF32:
+      return "f32";
+    case GgufType::kBool:
+      return "bool";
+    case GgufType::kString:
+      return "string";
+    case GgufType::kArray:
+      return "array";
+    case GgufType::kU64:
+      return "u64";
+    case GgufType::kI64:
+      return "i64";
+    case GgufType::kF64:
+      return "f64";
   }
   return "unknown";
 }
 
 std::string ggml_type_name(uint32_t n) {
   static constexpr std::string_view kNames[] = {
-      "F32",   "F16",     "Q4_0",    "Q4_1",    "Q4_2",   "Q4_3",   "Q5_0",    "Q5_1",  "Q8_0",
-      "Q8_1",  "Q2_K",    "Q3_K",    "Q4_K",    "Q5_K",   "Q6_K",   "Q8_K",    "IQ2_XXS", "IQ2_XS",
-      "IQ3_XXS", "IQ1_S", "IQ4_NL",  "IQ3_S",   "IQ2_S",  "IQ4_XS", "I8",      "I16",   "I32",
-      "I64",   "F64",     "IQ1_M",   "BF16"};
+      "F32",     "F16",    "Q4_0",    "Q4_1",  "Q4_2",   "Q4_3",  "Q5_0",  "Q5_1",
+      "Q8_0",    "Q8_1",   "Q2_K",    "Q3_K",  "Q4_K",   "Q5_K",  "Q6_K",  "Q8_K",
+      "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS",
+      "I8",      "I16",    "I32",     "I64",   "F64",    "IQ1_M", "BF16"};
   if (n < std::size(kNames)) return std::string(kNames[n]);
   return "number " + std::to_string(n);
 }
@@ -101,7 +127,8 @@ const GgufValue* GgufFile::find(std::string_view key) const {
 }
 
 Error GgufFile::error(ErrorCode code, std::string_view key, std::string_view what) const {
-  return make_error(code, name_ + ": " + std::string(key) + " " + std::string(what), std::string(key));
+  return make_error(code, name_ + ": " + std::string(key) + " " + std::string(what),
+                    std::string(key));
 }
 
 Result<std::optional<int64_t>> GgufFile::integer(std::string_view key) const {
@@ -112,7 +139,8 @@ Result<std::optional<int64_t>> GgufFile::integer(std::string_view key) const {
                     "must be a whole number, is of type " + std::string(to_string(v->type))));
 }
 
-Result<std::optional<uint32_t>> GgufFile::u32(std::string_view key, uint32_t low, uint32_t high) const {
+Result<std::optional<uint32_t>> GgufFile::u32(std::string_view key, uint32_t low,
+                                              uint32_t high) const {
   TANDEM_ASSIGN(const auto v, integer(key));
   if (!v) return std::nullopt;
   if (*v < low || *v > high)

@@ -16,8 +16,19 @@ namespace tandem::model {
 
 // Value types of GGUF metadata, numbered as in the format.
 enum class GgufType : uint32_t {
-  kU8 = 0, kI8 = 1, kU16 = 2, kI16 = 3, kU32 = 4, kI32 = 5, kF32 = 6, kBool = 7,
-  kString = 8, kArray = 9, kU64 = 10, kI64 = 11, kF64 = 12,
+  kU8 = 0,
+  kI8 = 1,
+  kU16 = 2,
+  kI16 = 3,
+  kU32 = 4,
+  kI32 = 5,
+  kF32 = 6,
+  kBool = 7,
+  kString = 8,
+  kArray = 9,
+  kU64 = 10,
+  kI64 = 11,
+  kF64 = 12,
 };
 [[nodiscard]] std::string_view to_string(GgufType t);
 
@@ -44,27 +55,29 @@ struct GgufTensor {
 // "Q4_K" for 12; the number for an unknown one.
 [[nodiscard]] std::string ggml_type_name(uint32_t type_number);
 
-// One GGUF file (github.com/ggml-org/ggml, docs/gguf.md), versions 2 and 3, little-endian. Views into
-// the bytes it was parsed from, which must outlive it.
+// One GGUF file (github.com/ggml-org/ggml, docs/gguf.md), versions 2 and 3, little-endian. Views
+// into the bytes it was parsed from, which must outlive it.
 class GgufFile {
  public:
   // Checks every count, length, offset, type, duplicate name and overlap. `name` is for errors.
-  [[nodiscard]] static Result<GgufFile> parse(std::span<const std::byte> file, std::string_view name);
+  [[nodiscard]] static Result<GgufFile> parse(std::span<const std::byte> file,
+                                              std::string_view name);
 
   [[nodiscard]] const std::string& name() const { return name_; }
   [[nodiscard]] uint32_t version() const { return version_; }
   [[nodiscard]] const std::vector<GgufTensor>& tensors() const { return tensors_; }
   [[nodiscard]] const GgufValue* find(std::string_view key) const;
 
-  // Typed reads: absent gives nullopt, another type an error naming file and key. Integers accept any
-  // integer type that holds the value, numbers any float or integer.
+  // Typed reads: absent gives nullopt, another type an error naming file and key. Integers accept
+  // any integer type that holds the value, numbers any float or integer.
   [[nodiscard]] Result<std::optional<int64_t>> integer(std::string_view key) const;
   [[nodiscard]] Result<std::optional<uint32_t>> u32(std::string_view key, uint32_t low,
                                                     uint32_t high) const;
   [[nodiscard]] Result<std::optional<double>> number(std::string_view key) const;
   [[nodiscard]] Result<std::optional<bool>> boolean(std::string_view key) const;
   [[nodiscard]] Result<std::optional<std::string_view>> string(std::string_view key) const;
-  [[nodiscard]] Result<std::optional<std::vector<std::string_view>>> strings(std::string_view key) const;
+  [[nodiscard]] Result<std::optional<std::vector<std::string_view>>> strings(
+      std::string_view key) const;
   [[nodiscard]] Result<std::optional<std::vector<int64_t>>> integers(std::string_view key) const;
   [[nodiscard]] Result<std::optional<std::vector<float>>> floats(std::string_view key) const;
   // Elements of an array, 0 if the key is absent or no array.

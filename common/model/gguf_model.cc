@@ -41,7 +41,8 @@ class Keys {
     if (values.empty() || values[0] < 0 || values[0] > kMost)
       return fail(error(ErrorCode::kCorruptData, key, "must hold a number per layer"));
     if (std::count(values.begin(), values.end(), values[0]) != std::ssize(values))
-      return fail(error(ErrorCode::kUnsupported, key, "differs between layers, which is not implemented"));
+      return fail(
+          error(ErrorCode::kUnsupported, key, "differs between layers, which is not implemented"));
     return static_cast<uint32_t>(values[0]);
   }
   [[nodiscard]] Error error(ErrorCode code, std::string_view key, std::string_view what) const {
@@ -62,7 +63,8 @@ constexpr GgufFamily kFamilies[] = {{"llama", Architecture::kLlama},
                                     {"qwen3", Architecture::kQwen3},
                                     {"qwen3moe", Architecture::kQwen3Moe}};
 
-Status read_dims(const GgufFile& file, const Keys& keys, const GgufTensors& tensors, ModelConfig& c) {
+Status read_dims(const GgufFile& file, const Keys& keys, const GgufTensors& tensors,
+                 ModelConfig& c) {
   TANDEM_TRY(keys.require("block_count", c.layers));
   TANDEM_TRY(keys.require("embedding_length", c.hidden));
   TANDEM_TRY(keys.require("context_length", c.max_positions));
@@ -71,7 +73,8 @@ Status read_dims(const GgufFile& file, const Keys& keys, const GgufTensors& tens
     return fail(keys.error(ErrorCode::kCorruptData, "feed_forward_length", "is missing"));
   c.intermediate = intermediate.value_or(1);
   TANDEM_ASSIGN(const auto heads, keys.per_layer("attention.head_count"));
-  if (!heads) return fail(keys.error(ErrorCode::kCorruptData, "attention.head_count", "is missing"));
+  if (!heads)
+    return fail(keys.error(ErrorCode::kCorruptData, "attention.head_count", "is missing"));
   c.heads = *heads;
   TANDEM_ASSIGN(const auto kv_heads, keys.per_layer("attention.head_count_kv"));
   c.kv_heads = kv_heads.value_or(c.heads);
@@ -85,12 +88,14 @@ Status read_dims(const GgufFile& file, const Keys& keys, const GgufTensors& tens
                            "differs from the key length, which is not implemented"));
   TANDEM_ASSIGN(const auto eps, keys.number("attention.layer_norm_rms_epsilon"));
   if (!eps)
-    return fail(keys.error(ErrorCode::kCorruptData, "attention.layer_norm_rms_epsilon", "is missing"));
+    return fail(
+        keys.error(ErrorCode::kCorruptData, "attention.layer_norm_rms_epsilon", "is missing"));
   c.norm_eps = static_cast<float>(*eps);
   // The table's size is the truth: some writers leave vocab_size out or pad the table.
   const auto table = tensors.find("token_embd.weight");
   TANDEM_ASSIGN(const auto vocab, keys.u32("vocab_size"));
-  if (table != tensors.end() && table->second->shape.size() == 2 && table->second->shape[0] <= kMost)
+  if (table != tensors.end() && table->second->shape.size() == 2 &&
+      table->second->shape[0] <= kMost)
     c.vocab = static_cast<uint32_t>(table->second->shape[0]);
   else
     c.vocab = vocab.value_or(static_cast<uint32_t>(
@@ -127,17 +132,19 @@ Status read_rope(const GgufFile& file, const Keys& keys, ModelConfig& c) {
     TANDEM_ASSIGN(const auto slow, keys.number("rope.scaling.yarn_beta_slow"));
     rope.beta_fast = fast.value_or(32.0);
     rope.beta_slow = slow.value_or(1.0);
-    for (const std::string_view key : {"rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_ext_factor",
-                                       "rope.scaling.yarn_attn_factor", "rope.scaling.attn_factor"}) {
+    for (const std::string_view key :
+         {"rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_ext_factor",
+          "rope.scaling.yarn_attn_factor", "rope.scaling.attn_factor"}) {
       TANDEM_ASSIGN(const auto v, keys.number(key));
       const double neutral = key.ends_with("log_multiplier") ? 0.0 : 1.0;
       if (v && *v != neutral)
         return fail(keys.error(ErrorCode::kUnsupported, key, "is not implemented"));
     }
   } else if (type && *type != "none") {
-    return fail(keys.error(ErrorCode::kUnsupported, "rope.scaling.type",
-                           "\"" + std::string(*type) +
-                               "\" is a rope kind that is not implemented; known are none, linear and yarn"));
+    return fail(keys.error(
+        ErrorCode::kUnsupported, "rope.scaling.type",
+        "\"" + std::string(*type) +
+            "\" is a rope kind that is not implemented; known are none, linear and yarn"));
   }
   return validate_rope(rope, file.name() + ": " + keys.full("rope"));
 }
@@ -169,8 +176,9 @@ Status read_windows(const Keys& keys, ModelConfig& c) {
   TANDEM_ASSIGN(const auto window, keys.u32("attention.sliding_window"));
   if (!window || *window == 0 || *window >= c.max_positions) return {};
   if (c.architecture != Architecture::kLlama)
-    return fail(keys.error(ErrorCode::kUnsupported, "attention.sliding_window",
-                           "does not say which layers it is for; not implemented for this architecture"));
+    return fail(
+        keys.error(ErrorCode::kUnsupported, "attention.sliding_window",
+                   "does not say which layers it is for; not implemented for this architecture"));
   c.windows.assign(c.layers, *window);
   return {};
 }
@@ -179,8 +187,9 @@ Status read_moe(const Keys& keys, ModelConfig& c) {
   TANDEM_ASSIGN(const auto experts, keys.u32("expert_count"));
   if (c.architecture != Architecture::kQwen3Moe) {
     if (experts.value_or(0) > 0)
-      return fail(keys.error(ErrorCode::kUnsupported, "expert_count",
-                             "asks for a mixture of experts, which this architecture is read without"));
+      return fail(
+          keys.error(ErrorCode::kUnsupported, "expert_count",
+                     "asks for a mixture of experts, which this architecture is read without"));
     return {};
   }
   TANDEM_TRY(keys.require("expert_count", c.moe.experts));
@@ -209,8 +218,7 @@ Status read_tokens(const GgufFile& file, ModelConfig& c) {
 
 Result<ModelConfig> gguf_config(const GgufFile& file, const GgufTensors& tensors) {
   TANDEM_ASSIGN(const auto name, file.string("general.architecture"));
-  if (!name)
-    return fail(file.error(ErrorCode::kCorruptData, "general.architecture", "is missing"));
+  if (!name) return fail(file.error(ErrorCode::kCorruptData, "general.architecture", "is missing"));
   const auto* family = std::find_if(std::begin(kFamilies), std::end(kFamilies),
                                     [&](const GgufFamily& f) { return f.name == *name; });
   if (family == std::end(kFamilies))
@@ -266,12 +274,12 @@ std::optional<GgufName> gguf_name(std::string_view hf) {
     return std::nullopt;
   }
   static constexpr std::pair<std::string_view, std::string_view> kParts[] = {
-      {"input_layernorm", "attn_norm"},   {"post_attention_layernorm", "ffn_norm"},
-      {"self_attn.q_proj", "attn_q"},     {"self_attn.k_proj", "attn_k"},
-      {"self_attn.v_proj", "attn_v"},     {"self_attn.o_proj", "attn_output"},
+      {"input_layernorm", "attn_norm"},    {"post_attention_layernorm", "ffn_norm"},
+      {"self_attn.q_proj", "attn_q"},      {"self_attn.k_proj", "attn_k"},
+      {"self_attn.v_proj", "attn_v"},      {"self_attn.o_proj", "attn_output"},
       {"self_attn.q_norm", "attn_q_norm"}, {"self_attn.k_norm", "attn_k_norm"},
-      {"mlp.gate_proj", "ffn_gate"},      {"mlp.up_proj", "ffn_up"},
-      {"mlp.down_proj", "ffn_down"},      {"mlp.gate", "ffn_gate_inp"}};
+      {"mlp.gate_proj", "ffn_gate"},       {"mlp.up_proj", "ffn_up"},
+      {"mlp.down_proj", "ffn_down"},       {"mlp.gate", "ffn_gate_inp"}};
   for (const auto& [from, to] : kParts)
     if (part == from) return GgufName{block + std::string(to) + suffix, {}};
   return std::nullopt;

@@ -8,7 +8,7 @@
 namespace tandem::model {
 namespace {
 
-constexpr uint32_t kMagic = 0x46554747;  // "GGUF"
+constexpr uint32_t kMagic = 0x46554747;   // "GGUF"
 constexpr uint64_t kMaxKeyBytes = 65535;  // the format's limit
 constexpr uint64_t kMaxTensorName = 4096;
 constexpr uint32_t kMaxDims = 4;
@@ -83,9 +83,11 @@ class GgufParser {
     if (!take(magic) || magic != kMagic) return corrupt("is not a GGUF file (wrong magic)");
     if (!take(version)) return truncated("the version");
     if ((version & 0xffffu) == 0 && version != 0)
-      return fail(ErrorCode::kUnsupported, out_.name_ + ": is a big-endian GGUF file, which is not supported");
+      return fail(ErrorCode::kUnsupported,
+                  out_.name_ + ": is a big-endian GGUF file, which is not supported");
     if (version != 2 && version != 3)
-      return fail(ErrorCode::kUnsupported, out_.name_ + ": GGUF version " + std::to_string(version) +
+      return fail(ErrorCode::kUnsupported, out_.name_ + ": GGUF version " +
+                                               std::to_string(version) +
                                                " is not supported; 2 and 3 are");
     out_.version_ = version;
     if (!take(tensor_count_) || !take(value_count_)) return truncated("the header");
@@ -112,7 +114,8 @@ class GgufParser {
 
   Result<GgufType> value_type(uint32_t number, std::string_view key) const {
     if (number > static_cast<uint32_t>(GgufType::kF64))
-      return corrupt("metadata key " + printable(key) + " has unknown type " + std::to_string(number));
+      return corrupt("metadata key " + printable(key) + " has unknown type " +
+                     std::to_string(number));
     return static_cast<GgufType>(number);
   }
 
@@ -122,21 +125,42 @@ class GgufParser {
     v.type = type;
     bool ok = false;
     switch (type) {
-      case GgufType::kU8: ok = take_as<uint8_t, uint64_t>(v); break;
-      case GgufType::kI8: ok = take_as<int8_t, int64_t>(v); break;
-      case GgufType::kU16: ok = take_as<uint16_t, uint64_t>(v); break;
-      case GgufType::kI16: ok = take_as<int16_t, int64_t>(v); break;
-      case GgufType::kU32: ok = take_as<uint32_t, uint64_t>(v); break;
-      case GgufType::kI32: ok = take_as<int32_t, int64_t>(v); break;
-      case GgufType::kU64: ok = take_as<uint64_t, uint64_t>(v); break;
-      case GgufType::kI64: ok = take_as<int64_t, int64_t>(v); break;
-      case GgufType::kF32: ok = take_as<float, double>(v); break;
-      case GgufType::kF64: ok = take_as<double, double>(v); break;
+      case GgufType::kU8:
+        ok = take_as<uint8_t, uint64_t>(v);
+        break;
+      case GgufType::kI8:
+        ok = take_as<int8_t, int64_t>(v);
+        break;
+      case GgufType::kU16:
+        ok = take_as<uint16_t, uint64_t>(v);
+        break;
+      case GgufType::kI16:
+        ok = take_as<int16_t, int64_t>(v);
+        break;
+      case GgufType::kU32:
+        ok = take_as<uint32_t, uint64_t>(v);
+        break;
+      case GgufType::kI32:
+        ok = take_as<int32_t, int64_t>(v);
+        break;
+      case GgufType::kU64:
+        ok = take_as<uint64_t, uint64_t>(v);
+        break;
+      case GgufType::kI64:
+        ok = take_as<int64_t, int64_t>(v);
+        break;
+      case GgufType::kF32:
+        ok = take_as<float, double>(v);
+        break;
+      case GgufType::kF64:
+        ok = take_as<double, double>(v);
+        break;
       case GgufType::kBool: {
         uint8_t b = 0;
         ok = take(b);
         if (ok && b > 1)
-          return corrupt("metadata key " + printable(key) + " is a bool of value " + std::to_string(b));
+          return corrupt("metadata key " + printable(key) + " is a bool of value " +
+                         std::to_string(b));
         v.value = b == 1;
         break;
       }
@@ -175,12 +199,31 @@ class GgufParser {
     };
     uint64_t smallest = 1;
     switch (a.type) {
-      case GgufType::kU8: case GgufType::kI8: case GgufType::kBool: smallest = 1; break;
-      case GgufType::kU16: case GgufType::kI16: smallest = 2; break;
-      case GgufType::kU32: case GgufType::kI32: case GgufType::kF32: smallest = 4; break;
-      case GgufType::kU64: case GgufType::kI64: case GgufType::kF64: smallest = 8; break;
-      case GgufType::kString: smallest = 8; break;
-      case GgufType::kArray: smallest = 12; break;
+      case GgufType::kU8:
+      case GgufType::kI8:
+      case GgufType::kBool:
+        smallest = 1;
+        break;
+      case GgufType::kU16:
+      case GgufType::kI16:
+        smallest = 2;
+        break;
+      case GgufType::kU32:
+      case GgufType::kI32:
+      case GgufType::kF32:
+        smallest = 4;
+        break;
+      case GgufType::kU64:
+      case GgufType::kI64:
+      case GgufType::kF64:
+        smallest = 8;
+        break;
+      case GgufType::kString:
+        smallest = 8;
+        break;
+      case GgufType::kArray:
+        smallest = 12;
+        break;
     }
     if (a.count > left() / smallest) return claims();
     if (a.type == GgufType::kString) {
@@ -218,7 +261,8 @@ class GgufParser {
     offsets_.reserve(tensor_count_);
     for (uint64_t i = 0; i < tensor_count_; ++i) {
       TANDEM_ASSIGN(const auto name, take_string(kMaxTensorName, "a tensor name"));
-      if (!names.insert(name).second) return corrupt("tensor " + printable(name) + " appears twice");
+      if (!names.insert(name).second)
+        return corrupt("tensor " + printable(name) + " appears twice");
       GgufTensor t;
       t.name = name;
       TANDEM_TRY(take_shape(t));
@@ -226,8 +270,8 @@ class GgufParser {
       if (!take(t.type_number) || !take(offset)) return truncated("a tensor's description");
       TANDEM_TRY(size_tensor(t));
       if (offset % alignment_ != 0)
-        return bad(t, "has offset " + std::to_string(offset) + ", not a multiple of the alignment " +
-                          std::to_string(alignment_));
+        return bad(t, "has offset " + std::to_string(offset) +
+                          ", not a multiple of the alignment " + std::to_string(alignment_));
       offsets_.push_back(offset);
       out_.tensors_.push_back(std::move(t));
     }

@@ -52,12 +52,18 @@ void read_q4(const std::byte* p, std::span<float> out, bool has_minimum) {
 
 std::string_view to_string(StorageType t) {
   switch (t) {
-    case StorageType::kF32: return "f32";
-    case StorageType::kF16: return "f16";
-    case StorageType::kBf16: return "bf16";
-    case StorageType::kQ8_0: return "q8_0";
-    case StorageType::kQ4_0: return "q4_0";
-    case StorageType::kQ4_1: return "q4_1";
+    case StorageType::kF32:
+      return "f32";
+    case StorageType::kF16:
+      return "f16";
+    case StorageType::kBf16:
+      return "bf16";
+    case StorageType::kQ8_0:
+      return "q8_0";
+    case StorageType::kQ4_0:
+      return "q4_0";
+    case StorageType::kQ4_1:
+      return "q4_1";
   }
   TANDEM_CHECK(false, "storage type outside its enumeration");
   return {};
@@ -65,12 +71,17 @@ std::string_view to_string(StorageType t) {
 
 size_t storage_bytes(StorageType t, size_t values) {
   switch (t) {
-    case StorageType::kF32: return values * 4;
+    case StorageType::kF32:
+      return values * 4;
     case StorageType::kF16:
-    case StorageType::kBf16: return values * 2;
-    case StorageType::kQ8_0: return values / kBlockValues * 34;
-    case StorageType::kQ4_0: return values / kBlockValues * 18;
-    case StorageType::kQ4_1: return values / kBlockValues * 20;
+    case StorageType::kBf16:
+      return values * 2;
+    case StorageType::kQ8_0:
+      return values / kBlockValues * 34;
+    case StorageType::kQ4_0:
+      return values / kBlockValues * 18;
+    case StorageType::kQ4_1:
+      return values / kBlockValues * 20;
   }
   TANDEM_CHECK(false, "storage type outside its enumeration");
   return 0;
@@ -107,16 +118,24 @@ void read_row(const HostTensor& t, int64_t row, std::span<float> out) {
   TANDEM_CHECK(offset + row_bytes <= t.bytes.size(), "row outside its tensor");
   const std::byte* p = t.bytes.data() + offset;
   switch (t.type) {
-    case StorageType::kF32: std::memcpy(out.data(), p, row_bytes); return;
+    case StorageType::kF32:
+      std::memcpy(out.data(), p, row_bytes);
+      return;
     case StorageType::kF16:
       for (size_t i = 0; i < out.size(); ++i) out[i] = fast_half(load_u16(p + 2 * i));
       return;
     case StorageType::kBf16:
       for (size_t i = 0; i < out.size(); ++i) out[i] = to_float(Bf16{load_u16(p + 2 * i)});
       return;
-    case StorageType::kQ8_0: read_q8_0(p, out); return;
-    case StorageType::kQ4_0: read_q4(p, out, false); return;
-    case StorageType::kQ4_1: read_q4(p, out, true); return;
+    case StorageType::kQ8_0:
+      read_q8_0(p, out);
+      return;
+    case StorageType::kQ4_0:
+      read_q4(p, out, false);
+      return;
+    case StorageType::kQ4_1:
+      read_q4(p, out, true);
+      return;
   }
 }
 

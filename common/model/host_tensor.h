@@ -20,12 +20,12 @@ enum class StorageType : uint8_t { kF32, kF16, kBf16, kQ8_0, kQ4_0, kQ4_1 };
 // Bytes of `values` elements along the last dimension; `values` must be a multiple of 32 if packed.
 [[nodiscard]] size_t storage_bytes(StorageType t, size_t values);
 
-// A tensor in host memory, usually a view into a mapped checkpoint. The packed form stays reachable:
-// engines convert when they load, so kernels on packed weights need no other loader.
+// A tensor in host memory, usually a view into a mapped checkpoint. The packed form stays
+// reachable: engines convert when they load, so kernels on packed weights need no other loader.
 struct HostTensor {
-  std::string name;             // as the checkpoint names it, for messages
+  std::string name;  // as the checkpoint names it, for messages
   StorageType type = StorageType::kF32;
-  std::vector<int64_t> shape;   // outermost first, as safetensors and PyTorch write it
+  std::vector<int64_t> shape;  // outermost first, as safetensors and PyTorch write it
   std::span<const std::byte> bytes;
   // Llama-family GGUF stores q and k rows for interleaved RoPE: row (h, 2i+j) belongs at
   // (h, i + j*head_dim/2). 0: rows are in order; else the number of heads to undo this for.

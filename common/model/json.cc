@@ -82,7 +82,8 @@ Result<json::value> parse_json(std::string_view text, std::string_view file) {
                                                "\" appears twice in one object" + at(text, used));
     if (!ec) {
       size_t rest = used;
-      while (rest < text.size() && std::string_view(" \t\r\n").find(text[rest]) != std::string_view::npos)
+      while (rest < text.size() &&
+             std::string_view(" \t\r\n").find(text[rest]) != std::string_view::npos)
         ++rest;
       if (rest < text.size()) ec = json::error::extra_data;
     }
@@ -91,7 +92,8 @@ Result<json::value> parse_json(std::string_view text, std::string_view file) {
                   std::string(file) + ": is not valid JSON: " + ec.message() + at(text, used));
     return json::parse(json::string_view(text.data(), text.size()));
   } catch (const std::exception& e) {
-    return fail(ErrorCode::kCorruptData, std::string(file) + ": cannot be read as JSON: " + e.what());
+    return fail(ErrorCode::kCorruptData,
+                std::string(file) + ": cannot be read as JSON: " + e.what());
   }
 }
 
@@ -101,7 +103,9 @@ std::string excerpt(const json::value& value, size_t limit) {
   return text;
 }
 
-bool JsonFields::has_key(std::string_view key) const { return object_.contains({key.data(), key.size()}); }
+bool JsonFields::has_key(std::string_view key) const {
+  return object_.contains({key.data(), key.size()});
+}
 
 const json::value* JsonFields::raw(std::string_view key) const {
   const json::value* v = object_.if_contains({key.data(), key.size()});

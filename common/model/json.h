@@ -17,8 +17,8 @@ namespace tandem::model {
 // counts), nesting past 32 and trailing text; `file` names the document in errors.
 [[nodiscard]] Result<boost::json::value> parse_json(std::string_view text, std::string_view file);
 
-// Typed reads of one object's fields; every error names file and field. An absent field and null both
-// give `nullopt`: writers use them alike.
+// Typed reads of one object's fields; every error names file and field. An absent field and null
+// both give `nullopt`: writers use them alike.
 class JsonFields {
  public:
   JsonFields(const boost::json::object& object, std::string_view file, std::string_view prefix = {})
@@ -33,7 +33,8 @@ class JsonFields {
   [[nodiscard]] Result<std::optional<double>> number(std::string_view key) const;
   [[nodiscard]] Result<std::optional<bool>> boolean(std::string_view key) const;
   [[nodiscard]] Result<std::optional<std::string>> string(std::string_view key) const;
-  [[nodiscard]] const boost::json::value* raw(std::string_view key) const;  // null if absent or null
+  [[nodiscard]] const boost::json::value* raw(
+      std::string_view key) const;  // null if absent or null
 
   // "config.json: rope_parameters.factor"
   [[nodiscard]] std::string where(std::string_view key) const;

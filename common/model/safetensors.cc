@@ -20,12 +20,28 @@ struct DtypeRow {
   std::optional<StorageType> type;
 };
 constexpr DtypeRow kDtypes[] = {
-    {"F32", 32, StorageType::kF32}, {"F16", 16, StorageType::kF16}, {"BF16", 16, StorageType::kBf16},
-    {"F64", 64, {}},     {"I64", 64, {}},     {"U64", 64, {}},    {"C64", 64, {}},
-    {"I32", 32, {}},     {"U32", 32, {}},     {"I16", 16, {}},    {"U16", 16, {}},
-    {"I8", 8, {}},       {"U8", 8, {}},       {"BOOL", 8, {}},    {"F8_E4M3", 8, {}},
-    {"F8_E5M2", 8, {}},  {"F8_E8M0", 8, {}},  {"F8_E4M3FNUZ", 8, {}}, {"F8_E5M2FNUZ", 8, {}},
-    {"F6_E2M3", 6, {}},  {"F6_E3M2", 6, {}},  {"F4", 4, {}},
+    {"F32", 32, StorageType::kF32},
+    {"F16", 16, StorageType::kF16},
+    {"BF16", 16, StorageType::kBf16},
+    {"F64", 64, {}},
+    {"I64", 64, {}},
+    {"U64", 64, {}},
+    {"C64", 64, {}},
+    {"I32", 32, {}},
+    {"U32", 32, {}},
+    {"I16", 16, {}},
+    {"U16", 16, {}},
+    {"I8", 8, {}},
+    {"U8", 8, {}},
+    {"BOOL", 8, {}},
+    {"F8_E4M3", 8, {}},
+    {"F8_E5M2", 8, {}},
+    {"F8_E8M0", 8, {}},
+    {"F8_E4M3FNUZ", 8, {}},
+    {"F8_E5M2FNUZ", 8, {}},
+    {"F6_E2M3", 6, {}},
+    {"F6_E3M2", 6, {}},
+    {"F4", 4, {}},
 };
 
 struct Parser {
@@ -89,7 +105,8 @@ struct Parser {
     uint64_t elements = 0;
     TANDEM_ASSIGN(auto dims, shape(name, o, elements));
     TANDEM_ASSIGN(const auto range, offsets(name, o));
-    const uint64_t bits = elements * row->bits;  // elements <= 2^58, bits <= 2^64 only for F64: checked
+    const uint64_t bits =
+        elements * row->bits;  // elements <= 2^58, bits <= 2^64 only for F64: checked
     if (elements > (uint64_t{1} << 57) || bits % 8 != 0 || bits / 8 != range.second - range.first)
       return bad(name, "dtype " + std::string(dtype_name) + " and shape " +
                            excerpt(*o.if_contains("shape")) + " need " + std::to_string(bits / 8) +
@@ -114,8 +131,8 @@ Result<std::vector<SafetensorsEntry>> parse_safetensors(std::span<const std::byt
     return corrupt("claims a header of " + std::to_string(header_bytes) +
                    " bytes, more than the format's 100 MB");
   if (header_bytes > file.size() - 8)
-    return corrupt("is truncated: header of " + std::to_string(header_bytes) + " bytes in a file of " +
-                   std::to_string(file.size()));
+    return corrupt("is truncated: header of " + std::to_string(header_bytes) +
+                   " bytes in a file of " + std::to_string(file.size()));
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + 8, header_bytes);
   TANDEM_ASSIGN(const json::value root, parse_json(text, std::string(name) + " (header)"));
   if (!root.is_object()) return corrupt("header must be a JSON object");
@@ -134,8 +151,7 @@ Result<std::vector<SafetensorsEntry>> parse_safetensors(std::span<const std::byt
   });
   const std::byte* next = data.data();
   for (const auto& e : entries) {
-    if (e.bytes.data() < next)
-      return parser.bad(e.name, "overlaps the tensor before it");
+    if (e.bytes.data() < next) return parser.bad(e.name, "overlaps the tensor before it");
     if (e.bytes.data() > next) return parser.bad(e.name, "leaves a gap before it");
     next = e.bytes.data() + e.bytes.size();
   }

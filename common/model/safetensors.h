@@ -20,7 +20,9 @@ struct SafetensorsEntry {
 };
 
 // Reads the header of a safetensors file that lies in memory (github.com/huggingface/safetensors,
-// "Format"): 8 bytes little-endian header length, JSON header, data. As the reference reader does, requires that the tensors tile the data exactly: no overlap, no gap, no rest. Entries are ordered by offset.
+// "Format"): 8 bytes little-endian header length, JSON header, data. As the reference reader does,
+// requires that the tensors tile the data exactly: no overlap, no gap, no rest. Entries are ordered
+// by offset.
 [[nodiscard]] Result<std::vector<SafetensorsEntry>> parse_safetensors(
     std::span<const std::byte> file, std::string_view name);
 

@@ -1,5 +1,5 @@
-// A GGUF file of any content through the whole loader: a model whose every tensor can be read, or an
-// error. The file lies in memory behind a descriptor, so opening costs microseconds.
+// A GGUF file of any content through the whole loader: a model whose every tensor can be read, or
+// an error. The file lies in memory behind a descriptor, so opening costs microseconds.
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -17,7 +17,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     TANDEM_CHECK(!c.error().detail.empty(), "an error without a message");
     return 0;
   }
-  TANDEM_CHECK(tandem::model::validate(*c, "fuzz").has_value(), "a parsed config that is not valid");
+  TANDEM_CHECK(tandem::model::validate(*c, "fuzz").has_value(),
+               "a parsed config that is not valid");
   TANDEM_CHECK(c->windows.size() == c->layers, "a window per layer");
   for (const auto& spec : tandem::model::expected_tensors(*c))
     for (const int64_t d : spec.shape) TANDEM_CHECK(d > 0, "an empty tensor");

@@ -6,7 +6,8 @@
 #include "common/model/safetensors.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const auto entries = tandem::model::parse_safetensors(std::as_bytes(std::span(data, size)), "fuzz");
+  const auto entries =
+      tandem::model::parse_safetensors(std::as_bytes(std::span(data, size)), "fuzz");
   if (!entries) {
     TANDEM_CHECK(!entries.error().detail.empty(), "an error without a message");
     return 0;
@@ -16,8 +17,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     int64_t elements = 1;
     for (const int64_t d : e.shape) elements *= d;
     if (e.type)
-      TANDEM_CHECK(e.bytes.size() == tandem::model::storage_bytes(*e.type, static_cast<size_t>(elements)),
-                   "bytes that contradict the shape");
+      TANDEM_CHECK(
+          e.bytes.size() == tandem::model::storage_bytes(*e.type, static_cast<size_t>(elements)),
+          "bytes that contradict the shape");
     for (const std::byte b : e.bytes) sum += static_cast<unsigned>(b);  // every byte can be read
   }
   volatile unsigned sink = sum;

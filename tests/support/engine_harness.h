@@ -21,11 +21,12 @@ class EngineHarness {
     uint32_t positions = 512;  // of each sequence
   };
   [[nodiscard]] static Result<std::unique_ptr<EngineHarness>> create(
-      const model::Checkpoint& checkpoint, std::unique_ptr<engine::Ops> ops, const Options& options);
+      const model::Checkpoint& checkpoint, std::unique_ptr<engine::Ops> ops,
+      const Options& options);
 
   // [tokens, vocab], computed in chunks of at most `chunk` rows (0: max_rows).
-  [[nodiscard]] Result<std::vector<float>> logits(std::span<const TokenId> tokens, uint32_t chunk = 0,
-                                                  uint32_t sequence = 0);
+  [[nodiscard]] Result<std::vector<float>> logits(std::span<const TokenId> tokens,
+                                                  uint32_t chunk = 0, uint32_t sequence = 0);
   // Prompt in chunks, then one token a step; stops after `count` tokens or at the model's eos.
   [[nodiscard]] Result<std::vector<TokenId>> generate(std::span<const TokenId> prompt, size_t count,
                                                       const engine::SamplingParams& sampling,
@@ -34,7 +35,9 @@ class EngineHarness {
 
   [[nodiscard]] engine::Engine& engine() { return *engine_; }
   [[nodiscard]] const engine::KvPages& pages() const { return pages_; }
-  [[nodiscard]] std::span<const BlockId> blocks(uint32_t sequence) const { return blocks_[sequence]; }
+  [[nodiscard]] std::span<const BlockId> blocks(uint32_t sequence) const {
+    return blocks_[sequence];
+  }
 
  private:
   EngineHarness() = default;

@@ -129,7 +129,8 @@ class ReferenceOps final : public Ops {
   void embed(const StepView& step, const EmbeddingWeight& table, Activation out) override {
     const auto& rows = static_cast<const RefEmbedding&>(table).rows;
     for (uint32_t r = 0; r < step.rows(); ++r)
-      std::copy_n(rows.data() + int64_t{step.tokens[r]} * table.hidden, table.hidden, row_of(out, r));
+      std::copy_n(rows.data() + int64_t{step.tokens[r]} * table.hidden, table.hidden,
+                  row_of(out, r));
   }
 
   void norm_linear(uint32_t rows, Activation x, const VectorWeight& norm, float eps,
@@ -284,13 +285,16 @@ void ReferenceOps::attention(const StepView& step, uint32_t layer, const Attenti
   const kv::KvLayout tail_layout = kv.layout.tail_layout();
   const Kept& kept = kept_[layer];
   std::vector<float> value(d);
-  const auto load = [&](size_t index, uint32_t head, kv::KvSide side, uint32_t query, uint32_t key) {
+  const auto load = [&](size_t index, uint32_t head, kv::KvSide side, uint32_t query,
+                        uint32_t key) {
     const SequenceView& s = step.sequences[index];
     const uint32_t token = key % kv::kBlockTokens;
     const bool exact = kv.layout.needs_tail() && key / kv::kBlockTokens == query / kv::kBlockTokens;
     if (exact && key >= s.start) {
-      const size_t at = ((s.first_row + key - s.start) * 2 +
-                         (side == kv::KvSide::kV ? size_t{1} : size_t{0})) * shape.kv_heads * d + head * d;
+      const size_t at =
+          ((s.first_row + key - s.start) * 2 + (side == kv::KvSide::kV ? size_t{1} : size_t{0})) *
+              shape.kv_heads * d +
+          head * d;
       for (size_t i = 0; i < d; ++i) value[i] = to_float(to_bf16(kept.rows[at + i]));
     } else if (exact) {
       kv::decode_row(tail_layout, side,
@@ -306,7 +310,8 @@ void ReferenceOps::attention(const StepView& step, uint32_t layer, const Attenti
     const SequenceView& s = step.sequences[index];
     for (uint32_t i = 0; i < s.rows; ++i) {
       const uint32_t query = s.start + i;
-      const uint32_t first = shape.window == 0 || query < shape.window ? 0 : query - shape.window + 1;
+      const uint32_t first =
+          shape.window == 0 || query < shape.window ? 0 : query - shape.window + 1;
       for (uint32_t h = 0; h < shape.heads; ++h) {
         const float* q = row_of(qkv, s.first_row + i) + h * d;
         std::vector<double> weights;
@@ -321,7 +326,8 @@ void ReferenceOps::attention(const StepView& step, uint32_t layer, const Attenti
         std::vector<double> mixed(d);
         for (uint32_t key = first; key <= query; ++key) {
           load(index, h / group, kv::KvSide::kV, query, key);
-          for (size_t c = 0; c < d; ++c) mixed[c] += weights[key - first] * static_cast<double>(value[c]);
+          for (size_t c = 0; c < d; ++c)
+            mixed[c] += weights[key - first] * static_cast<double>(value[c]);
         }
         float* target = row_of(out, s.first_row + i) + h * d;
         for (size_t c = 0; c < d; ++c) target[c] = static_cast<float>(mixed[c] / sum);
@@ -350,8 +356,8 @@ void ReferenceOps::norm_moe(uint32_t rows, Activation x, const VectorWeight& nor
     double kept = 0;
     for (const uint32_t e : order) kept += static_cast<double>(scores[e]);
     for (const uint32_t e : order) {
-      const auto share = static_cast<float>(static_cast<double>(scores[e]) /
-                                            (shape.normalize_top_k ? kept : sum));
+      const auto share =
+          static_cast<float>(static_cast<double>(scores[e]) / (shape.normalize_top_k ? kept : sum));
       apply(w.gate[e], normed.data(), gate.data());
       apply(w.up[e], normed.data(), up.data());
       for (size_t i = 0; i < gate.size(); ++i) gate[i] = silu(gate[i]) * up[i];

@@ -1,20 +1,20 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <algorithm>
 #include <cmath>
 #include <functional>
 #include <random>
 
 #include "common/engine/cpu/cpu_ops.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "tests/support/engine_harness.h"
 #include "tests/support/reference_ops.h"
 
 namespace tandem::testing {
 namespace {
 
-using ::testing::HasSubstr;
 using engine::SequenceInput;
 using engine::StepOutput;
+using ::testing::HasSubstr;
 
 std::unique_ptr<model::Checkpoint> open(const std::string& name) {
   auto c = model::Checkpoint::open(TANDEM_TEST_DATA "/golden/" + name);
@@ -144,7 +144,8 @@ TEST_F(EngineStep, NoneGivesNothing) {
 
 TEST_F(EngineStep, HookSeesEveryLayerOnceInOrder) {
   std::vector<uint32_t> seen;
-  const auto out = h_->engine().step({&input_, 1}, h_->pages(), [&](uint32_t l) { seen.push_back(l); });
+  const auto out =
+      h_->engine().step({&input_, 1}, h_->pages(), [&](uint32_t l) { seen.push_back(l); });
   ASSERT_TRUE(out);
   EXPECT_THAT(seen, ::testing::ElementsAre(0, 1));
 }
@@ -178,7 +179,8 @@ TEST_F(EngineStep, ScoresAreTheLogSoftmaxOfTheLogits) {
     double sum = 0;
     for (size_t v = 0; v < 96; ++v) sum += std::exp(static_cast<double>((*logits)[r * 96 + v]));
     EXPECT_NEAR(static_cast<double>(scores[r].logprob),
-                static_cast<double>((*logits)[r * 96 + static_cast<size_t>(next)]) - std::log(sum), 1e-4);
+                static_cast<double>((*logits)[r * 96 + static_cast<size_t>(next)]) - std::log(sum),
+                1e-4);
     EXPECT_EQ(scores[r].top.size(), 2u);
   }
   EXPECT_TRUE((*out)[0].token);  // sampling was given too
@@ -225,8 +227,8 @@ std::vector<Variant> variants() {
     out.push_back({"reference_" + format, [] { return create_reference_ops(DType::kF32); }, f,
                    f == kv::KvFormat::kF32});
     for (const DType t : {DType::kF32, DType::kBf16})
-      out.push_back({"cpu_" + std::string(to_string(t)) + "_" + format, [t] { return cpu_ops(t); }, f,
-                     t == DType::kF32 && f == kv::KvFormat::kF32});
+      out.push_back({"cpu_" + std::string(to_string(t)) + "_" + format, [t] { return cpu_ops(t); },
+                     f, t == DType::kF32 && f == kv::KvFormat::kF32});
   }
   return out;
 }
@@ -301,13 +303,16 @@ TEST_P(EngineInvariance, BatchCompanyDoesNotMatter) {
 }
 
 TEST_P(EngineInvariance, QuantizedPagesStayCloseToExactOnes) {
-  // Random weights punish four-bit KV far more than a trained model does; this only catches nonsense.
+  // Random weights punish four-bit KV far more than a trained model does; this only catches
+  // nonsense.
   const auto tokens = random_tokens(60, 9);
-  const auto exact = harness("llama_llama3_sharded", create_reference_ops(DType::kF32), [] {
-                       EngineHarness::Options o;
-                       o.positions = 128;
-                       return o;
-                     }())->logits(tokens);
+  const auto exact = harness("llama_llama3_sharded", create_reference_ops(DType::kF32),
+                             [] {
+                               EngineHarness::Options o;
+                               o.positions = 128;
+                               return o;
+                             }())
+                         ->logits(tokens);
   const auto coded = harness("llama_llama3_sharded", GetParam().ops(), options())->logits(tokens);
   ASSERT_TRUE(exact && coded);
   double error = 0;

@@ -1,5 +1,7 @@
 // Whole models against the reference implementation, on every Ops there is. A backend joins by one
 // line in backends().
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -7,8 +9,6 @@
 #include <ostream>
 
 #include "common/engine/cpu/cpu_ops.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "tests/support/engine_harness.h"
 #include "tests/support/golden.h"
 #include "tests/support/reference_ops.h"
@@ -96,8 +96,9 @@ class GoldenTest : public ::testing::TestWithParam<Case> {
     golden_ = std::move(*golden);
     ASSERT_FALSE(golden_.empty());
   }
-  // In a mixture, rounding may send a token to another expert when two score nearly alike; the reference implementation
-  // in bf16 itself is 0.04 to 0.08 off on these prompts. A few rows in a hundred may differ, the rest may not.
+  // In a mixture, rounding may send a token to another expert when two score nearly alike; the
+  // reference implementation in bf16 itself is 0.04 to 0.08 off on these prompts. A few rows in a
+  // hundred may differ, the rest may not.
   [[nodiscard]] bool rounding_reroutes() const {
     return GetParam().dtype != DType::kF32 && harness_->engine().config().moe.experts > 0;
   }
@@ -133,7 +134,8 @@ TEST_P(GoldenTest, LogitsMatchTheReference) {
     if (GetParam().dtype != DType::kF32) continue;
     for (size_t r = 0; r < g.top1.size(); ++r) {
       const float* row = logits->data() + r * vocab;
-      EXPECT_EQ(std::max_element(row, row + vocab) - row, g.top1[r]) << "case " << j << " row " << r;
+      EXPECT_EQ(std::max_element(row, row + vocab) - row, g.top1[r])
+          << "case " << j << " row " << r;
     }
   }
 }

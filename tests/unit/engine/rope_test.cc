@@ -1,8 +1,7 @@
 #include "common/engine/rope.h"
 
+#include <gtest/gtest.h>
 #include <cmath>
-
-#include "gtest/gtest.h"
 
 namespace tandem::engine {
 namespace {
@@ -19,8 +18,8 @@ void expect_near(const std::vector<float>& got, const std::vector<double>& want)
 // Expected numbers: transformers 5.17.0, ROPE_INIT_FUNCTIONS with head_dim 16.
 TEST(Rope, Default) {
   expect_near(rope_frequencies({}, 16, 64).inverse,
-              {1.0, 0.316227764, 0.0999999940, 0.0316227749, 0.00999999978, 0.00316227786, 0.00100000005,
-               0.000316227757});
+              {1.0, 0.316227764, 0.0999999940, 0.0316227749, 0.00999999978, 0.00316227786,
+               0.00100000005, 0.000316227757});
 }
 
 TEST(Rope, LinearDividesAll) {
@@ -48,7 +47,9 @@ TEST(Rope, Llama3) {
   rope.low_freq_factor = 1;
   rope.high_freq_factor = 4;
   rope.original_max_positions = 64;
-  expect_near(rope_frequencies(rope, 16, 64).inverse, {1, 0.079403013, 0.00470075384, 0.000911583134, 0.000176776681, 3.42810235e-05, 6.64786967e-06, 1.28917316e-06});
+  expect_near(rope_frequencies(rope, 16, 64).inverse,
+              {1, 0.079403013, 0.00470075384, 0.000911583134, 0.000176776681, 3.42810235e-05,
+               6.64786967e-06, 1.28917316e-06});
 }
 
 TEST(Rope, Yarn) {
@@ -57,7 +58,8 @@ TEST(Rope, Yarn) {
   rope.factor = 4;
   rope.original_max_positions = 64;
   const auto f = rope_frequencies(rope, 16, 256);
-  expect_near(f.inverse, {1, 0.237170815, 0.049999997, 0.00790569466, 0.00249999994, 0.000790569466, 0.000250000012, 7.90569466e-05});
+  expect_near(f.inverse, {1, 0.237170815, 0.049999997, 0.00790569466, 0.00249999994, 0.000790569466,
+                          0.000250000012, 7.90569466e-05});
   EXPECT_NEAR(f.scale, 1.138629436111989, 1e-6);
   rope.mscale = 1.2;
   rope.mscale_all_dim = 0.7;
@@ -65,7 +67,8 @@ TEST(Rope, Yarn) {
   rope.beta_fast = 24;
   rope.beta_slow = 2;
   const auto g = rope_frequencies(rope, 16, 256);
-  expect_near(g.inverse, {1, 0.14849025, 0.0250000004, 0.00790569466, 0.00249999994, 0.000790569466, 0.000250000012, 7.90569466e-05});
+  expect_near(g.inverse, {1, 0.14849025, 0.0250000004, 0.00790569466, 0.00249999994, 0.000790569466,
+                          0.000250000012, 7.90569466e-05});
   EXPECT_NEAR(g.scale, 1.0631833659779666, 1e-6);
   rope.attention_factor = 1.3;
   EXPECT_FLOAT_EQ(rope_frequencies(rope, 16, 256).scale, 1.3F);

@@ -1,13 +1,12 @@
 #include "common/engine/sampling.h"
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
 #include <random>
-
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace tandem::engine {
 namespace {
@@ -31,7 +30,8 @@ std::vector<float> random_logits(size_t n, uint64_t seed, float spread) {
 }
 
 // The definition, spelled out: sort everything, cut by top-k, top-p and min-p, walk by id.
-TokenId by_definition(const std::vector<float>& logits, const SamplingParams& p, uint64_t position) {
+TokenId by_definition(const std::vector<float>& logits, const SamplingParams& p,
+                      uint64_t position) {
   const size_t n = logits.size();
   std::vector<size_t> order(n);
   std::iota(order.begin(), order.end(), size_t{0});
@@ -68,12 +68,12 @@ TokenId by_definition(const std::vector<float>& logits, const SamplingParams& p,
 TEST(Philox, MatchesThePublishedVectors) {
   EXPECT_THAT(philox4x32({0, 0, 0, 0}, {0, 0}),
               ElementsAre(0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u));
-  EXPECT_THAT(philox4x32({0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu},
-                         {0xffffffffu, 0xffffffffu}),
-              ElementsAre(0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu));
-  EXPECT_THAT(philox4x32({0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u},
-                         {0xa4093822u, 0x299f31d0u}),
-              ElementsAre(0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u));
+  EXPECT_THAT(
+      philox4x32({0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu}, {0xffffffffu, 0xffffffffu}),
+      ElementsAre(0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu));
+  EXPECT_THAT(
+      philox4x32({0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u}, {0xa4093822u, 0x299f31d0u}),
+      ElementsAre(0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u));
   EXPECT_EQ(philox(0, 0), 0x6627e8d5u);
 }
 
@@ -107,8 +107,8 @@ TEST(Sampling, MatchesTheDefinition) {
     p.seed = rng();
     const std::vector<TokenId> history(rng() % 50, 0);
     EXPECT_EQ(run(logits, p, history).id, by_definition(logits, p, history.size()))
-        << "round " << round << " vocab " << vocab << " t " << p.temperature << " k " << p.top_k << " p "
-        << p.top_p << " min " << p.min_p;
+        << "round " << round << " vocab " << vocab << " t " << p.temperature << " k " << p.top_k
+        << " p " << p.top_p << " min " << p.min_p;
   }
 }
 

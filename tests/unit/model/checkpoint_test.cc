@@ -1,27 +1,27 @@
 #include "common/model/checkpoint.h"
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <cmath>
 #include <cstdlib>
 
 #include "common/base/clock.h"
 #include "common/model/gguf.h"
 #include "common/model/text.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "tests/unit/model/test_files.h"
 
 namespace tandem::model {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::ElementsAre;
 using testing::GgufBuilder;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using testing::read_all;
 using testing::replaced;
 using testing::safetensors_file;
 using testing::TempFolder;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 namespace fs = std::filesystem;
 const fs::path kGolden = TANDEM_TEST_DATA "/golden";
@@ -72,8 +72,9 @@ TEST(Checkpoint, OpensTheRealModel) {
             "llama, 30 layers, hidden 576, 9/3 heads of 64, context 8192, vocabulary 49152");
   EXPECT_TRUE(c->config().tied_head);
   EXPECT_THAT(c->config().eos, ElementsAre(2));
-  EXPECT_EQ(c->summary().describe(),
-            "gguf, 272 tensors, 134.5 M parameters, 92.1 MiB stored (f32 0.1, q8_0 28.7, q4_1 63.3)");
+  EXPECT_EQ(
+      c->summary().describe(),
+      "gguf, 272 tensors, 134.5 M parameters, 92.1 MiB stored (f32 0.1, q8_0 28.7, q4_1 63.3)");
   const SteadyClock clock;
   const auto text = load_text(*c, clock);
   ASSERT_TRUE(text) << text.error().to_string();
@@ -112,7 +113,8 @@ TEST(CheckpointFolder, BiasesWithoutTheirFlagsAreLeftOutWithAWarning) {
   f.write("config.json", replaced(config, "\"mlp_bias\": true", "\"mlp_bias\": false"));
   const auto c = good(f.path());
   ASSERT_EQ(c->warnings().size(), 1u);
-  EXPECT_THAT(c->warnings()[0], AllOf(HasSubstr("14 tensors are not used"), HasSubstr("proj.bias")));
+  EXPECT_THAT(c->warnings()[0],
+              AllOf(HasSubstr("14 tensors are not used"), HasSubstr("proj.bias")));
   EXPECT_FALSE(c->contains("model.layers.0.self_attn.q_proj.bias"));
 }
 
@@ -121,16 +123,18 @@ TEST(CheckpointFolder, MissingTensorIsNamed) {
   f.copy(kGolden / "mistral_window");
   f.write("config.json", replaced(read_all(f.path() / "config.json"), "\"num_hidden_layers\": 2",
                                   "\"num_hidden_layers\": 3"));
-  EXPECT_THAT(refusal(f.path(), ErrorCode::kMismatch),
-              AllOf(HasSubstr("model.layers.2.input_layernorm.weight is missing"), HasSubstr("[32]")));
+  EXPECT_THAT(
+      refusal(f.path(), ErrorCode::kMismatch),
+      AllOf(HasSubstr("model.layers.2.input_layernorm.weight is missing"), HasSubstr("[32]")));
 }
 
 TEST(CheckpointFolder, UntiedHeadMustBeThereTiedOneNeedNot) {
   TempFolder f;
   f.copy(kGolden / "llama_linear_tied");
   EXPECT_TRUE(good(f.path())->config().tied_head);
-  f.write("config.json", replaced(read_all(f.path() / "config.json"), "\"tie_word_embeddings\": true",
-                                  "\"tie_word_embeddings\": false"));
+  f.write("config.json",
+          replaced(read_all(f.path() / "config.json"), "\"tie_word_embeddings\": true",
+                   "\"tie_word_embeddings\": false"));
   EXPECT_THAT(refusal(f.path(), ErrorCode::kMismatch), HasSubstr("lm_head.weight is missing"));
 }
 
@@ -145,8 +149,9 @@ class TiedFolder : public ::testing::Test {
     data_ = file.substr(8 + length_);
   }
   void write_with_head(const std::string& head) {
-    const std::string entry = R"({"lm_head.weight":{"dtype":"BF16","shape":[96,32],"data_offsets":[)" +
-                              std::to_string(data_.size()) + "," + std::to_string(data_.size() + head.size()) + "]},";
+    const std::string entry =
+        R"({"lm_head.weight":{"dtype":"BF16","shape":[96,32],"data_offsets":[)" +
+        std::to_string(data_.size()) + "," + std::to_string(data_.size() + head.size()) + "]},";
     f_.write("model.safetensors", safetensors_file(entry + header_.substr(1), data_ + head));
   }
   TempFolder f_;
@@ -174,8 +179,9 @@ TEST_F(TiedFolder, AnotherHeadStaysItsOwnWithAWarning) {
 }
 
 TEST_F(TiedFolder, HeadAloneServesAsTheTable) {
-  f_.write("model.safetensors", safetensors_file(replaced(header_, "\"model.embed_tokens.weight\"",
-                                                          "\"lm_head.weight\""), data_));
+  f_.write("model.safetensors",
+           safetensors_file(
+               replaced(header_, "\"model.embed_tokens.weight\"", "\"lm_head.weight\""), data_));
   EXPECT_TRUE(good(f_.path())->contains("model.embed_tokens.weight"));
 }
 
@@ -196,24 +202,28 @@ TEST(CheckpointFolder, ShardsThatAreMissingForeignOrLying) {
   const std::string index = read_all(f.path() / "model.safetensors.index.json");
   const std::string first = "\"model-00001-of-00002.safetensors\"";
   f.write("model.safetensors.index.json", replaced(index, first, "\"../x.safetensors\""));
-  EXPECT_THAT(refusal(f.path(), ErrorCode::kCorruptData), HasSubstr("not a file name beside the index"));
+  EXPECT_THAT(refusal(f.path(), ErrorCode::kCorruptData),
+              HasSubstr("not a file name beside the index"));
   f.write("model.safetensors.index.json", replaced(index, first, "\"/etc/passwd\""));
   EXPECT_THAT(refusal(f.path(), ErrorCode::kCorruptData), HasSubstr("not a file name"));
   f.write("model.safetensors.index.json", replaced(index, first, "7"));
   EXPECT_THAT(refusal(f.path(), ErrorCode::kCorruptData), HasSubstr("must be a file name"));
-  f.write("model.safetensors.index.json", replaced(index, first, "\"model-00002-of-00002.safetensors\""));
+  f.write("model.safetensors.index.json",
+          replaced(index, first, "\"model-00002-of-00002.safetensors\""));
   EXPECT_THAT(refusal(f.path(), ErrorCode::kCorruptData), HasSubstr("has no tensor"));
   f.write("model.safetensors.index.json", R"({"metadata": {}})");
   EXPECT_THAT(refusal(f.path(), ErrorCode::kCorruptData), HasSubstr("weight_map"));
   f.write("model.safetensors.index.json", index);
   fs::remove(f.path() / "model-00002-of-00002.safetensors");
-  EXPECT_THAT(refusal(f.path(), ErrorCode::kNotFound), HasSubstr("model-00002-of-00002.safetensors: shard is missing"));
+  EXPECT_THAT(refusal(f.path(), ErrorCode::kNotFound),
+              HasSubstr("model-00002-of-00002.safetensors: shard is missing"));
 }
 
 TEST(CheckpointFolder, ATensorInTwoShards) {
   TempFolder f;
   f.copy(kGolden / "llama_llama3_sharded");
-  fs::copy_file(f.path() / "model-00001-of-00002.safetensors", f.path() / "model-00002-of-00002.safetensors",
+  fs::copy_file(f.path() / "model-00001-of-00002.safetensors",
+                f.path() / "model-00002-of-00002.safetensors",
                 fs::copy_options::overwrite_existing);
   EXPECT_THAT(refusal(f.path(), ErrorCode::kCorruptData), HasSubstr("is also in"));
 }
@@ -221,11 +231,14 @@ TEST(CheckpointFolder, ATensorInTwoShards) {
 TEST(CheckpointFolder, UnreadTypeOfAUsedTensorIsNamed) {
   TempFolder f;
   f.copy(kGolden / "mistral_window");
-  // The norm's 32 float32 become 16 float64: same bytes, and first the shape is wrong, then the type.
+  // The norm's 32 float32 become 16 float64: same bytes, and first the shape is wrong, then the
+  // type.
   std::string weights = read_all(f.path() / "model.safetensors");
-  weights = replaced(weights, R"("model.norm.weight":{"dtype":"F32")", R"("model.norm.weight":{"dtype":"I32")");
+  weights = replaced(weights, R"("model.norm.weight":{"dtype":"F32")",
+                     R"("model.norm.weight":{"dtype":"I32")");
   f.write("model.safetensors", weights);
-  EXPECT_THAT(refusal(f.path(), ErrorCode::kUnsupported), AllOf(HasSubstr("model.norm.weight"), HasSubstr("I32")));
+  EXPECT_THAT(refusal(f.path(), ErrorCode::kUnsupported),
+              AllOf(HasSubstr("model.norm.weight"), HasSubstr("I32")));
 }
 
 TEST(CheckpointFolder, WeightsThatLieOddlyAreAlignedForTheEngine) {
@@ -260,15 +273,18 @@ TEST(CheckpointFolder, BaseModelNamesWithoutPrefix) {
 }
 
 TEST(CheckpointFolder, WhatIsNotThereIsSaidPlainly) {
-  EXPECT_THAT(refusal("/nonexistent/model", ErrorCode::kNotFound), HasSubstr("no such file or folder"));
+  EXPECT_THAT(refusal("/nonexistent/model", ErrorCode::kNotFound),
+              HasSubstr("no such file or folder"));
   TempFolder f;
-  EXPECT_THAT(refusal(f.path(), ErrorCode::kNotFound), HasSubstr("neither config.json nor a .gguf file"));
+  EXPECT_THAT(refusal(f.path(), ErrorCode::kNotFound),
+              HasSubstr("neither config.json nor a .gguf file"));
   f.write("config.json", read_all(kGolden / "mistral_window/config.json"));
   EXPECT_THAT(refusal(f.path(), ErrorCode::kNotFound), HasSubstr("has no model.safetensors"));
   f.write("pytorch_model.bin", "x");
   EXPECT_THAT(refusal(f.path(), ErrorCode::kUnsupported), HasSubstr("convert them to safetensors"));
   f.write("config.json", "{");
-  EXPECT_THAT(refusal(f.path(), ErrorCode::kCorruptData), HasSubstr("config.json: is not valid JSON"));
+  EXPECT_THAT(refusal(f.path(), ErrorCode::kCorruptData),
+              HasSubstr("config.json: is not valid JSON"));
 }
 
 TEST(CheckpointFolder, ConfigJsonItselfNamesItsFolder) {
@@ -315,7 +331,8 @@ TEST(CheckpointDummy, NeedsOnlyConfigJson) {
   const auto other = good(f.path(), options);
   EXPECT_FALSE(same_bytes(*c->tensor(k), *other->tensor(k)));
   EXPECT_NE(c->fingerprint(), other->fingerprint());
-  EXPECT_THAT(refusal(kGolden / "gguf_q8_0", ErrorCode::kInvalidArgument, options), HasSubstr("dummy"));
+  EXPECT_THAT(refusal(kGolden / "gguf_q8_0", ErrorCode::kInvalidArgument, options),
+              HasSubstr("dummy"));
 }
 
 // A large model is described without memory for its weights.
@@ -368,9 +385,11 @@ GgufBuilder tiny_gguf(const std::string& architecture = "llama") {
   };
   add("token_embd.weight", {32, 10});
   add("output_norm.weight", {32});
-  for (const char* name : {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"})
+  for (const char* name :
+       {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"})
     add(std::string("blk.0.") + name + ".weight", {32, 32});
-  for (const char* name : {"attn_norm", "ffn_norm"}) add(std::string("blk.0.") + name + ".weight", {32});
+  for (const char* name : {"attn_norm", "ffn_norm"})
+    add(std::string("blk.0.") + name + ".weight", {32});
   return b;
 }
 
@@ -397,8 +416,10 @@ TEST(CheckpointGguf, MissingAndSenselessKeysAreNamed) {
   const auto with = [&](const GgufBuilder& b, std::optional<ErrorCode> code = {}) {
     return refusal(f.write("m.gguf", b.build()), code);
   };
-  EXPECT_THAT(with(GgufBuilder{}, ErrorCode::kCorruptData), HasSubstr("general.architecture is missing"));
-  EXPECT_THAT(with(tiny_gguf("gemma3"), ErrorCode::kUnsupported), AllOf(HasSubstr("gemma3"), HasSubstr("qwen3")));
+  EXPECT_THAT(with(GgufBuilder{}, ErrorCode::kCorruptData),
+              HasSubstr("general.architecture is missing"));
+  EXPECT_THAT(with(tiny_gguf("gemma3"), ErrorCode::kUnsupported),
+              AllOf(HasSubstr("gemma3"), HasSubstr("qwen3")));
   GgufBuilder b;
   b.string("general.architecture", "qwen2");
   EXPECT_THAT(with(b, ErrorCode::kCorruptData), HasSubstr("qwen2.block_count is missing"));
@@ -406,28 +427,33 @@ TEST(CheckpointGguf, MissingAndSenselessKeysAreNamed) {
               HasSubstr("num_key_value_heads"));
   EXPECT_THAT(with(tiny_gguf().u32("llama.rope.dimension_count", 8), ErrorCode::kUnsupported),
               HasSubstr("llama.rope.dimension_count"));
-  EXPECT_THAT(with(tiny_gguf().string("llama.rope.scaling.type", "longrope"), ErrorCode::kUnsupported),
-              HasSubstr("longrope"));
-  EXPECT_THAT(with(tiny_gguf().u32("llama.expert_count", 8), ErrorCode::kUnsupported), HasSubstr("llama.expert_count"));
+  EXPECT_THAT(
+      with(tiny_gguf().string("llama.rope.scaling.type", "longrope"), ErrorCode::kUnsupported),
+      HasSubstr("longrope"));
+  EXPECT_THAT(with(tiny_gguf().u32("llama.expert_count", 8), ErrorCode::kUnsupported),
+              HasSubstr("llama.expert_count"));
   EXPECT_THAT(with(tiny_gguf().string("llama.rope.freq_base", "x"), ErrorCode::kCorruptData),
               HasSubstr("llama.rope.freq_base must be a number"));
-  EXPECT_THAT(with(tiny_gguf().u32("llama.attention.key_length", 8), ErrorCode::kMismatch),
-              AllOf(HasSubstr("blk.0.attn_q.weight"), HasSubstr("[32, 32]"), HasSubstr("[16, 32]")));
+  EXPECT_THAT(
+      with(tiny_gguf().u32("llama.attention.key_length", 8), ErrorCode::kMismatch),
+      AllOf(HasSubstr("blk.0.attn_q.weight"), HasSubstr("[32, 32]"), HasSubstr("[16, 32]")));
 }
 
 TEST(CheckpointGguf, MissingTensorIsNamedInBothLanguages) {
   TempFolder f;
   GgufBuilder b = tiny_gguf();
   std::erase_if(b.tensors, [](const auto& t) { return t.name == "blk.0.attn_v.weight"; });
-  EXPECT_THAT(refusal(f.write("m.gguf", b.build()), ErrorCode::kMismatch),
-              AllOf(HasSubstr("blk.0.attn_v.weight"), HasSubstr("model.layers.0.self_attn.v_proj.weight")));
+  EXPECT_THAT(
+      refusal(f.write("m.gguf", b.build()), ErrorCode::kMismatch),
+      AllOf(HasSubstr("blk.0.attn_v.weight"), HasSubstr("model.layers.0.self_attn.v_proj.weight")));
 }
 
 TEST(CheckpointGguf, UnreadTypeIsNamedExtrasAreNot) {
   TempFolder f;
   GgufBuilder b = tiny_gguf();
   b.tensors.push_back({"extra.weight", {256}, 12, std::string(144, 'x')});
-  EXPECT_THAT(good(f.write("m.gguf", b.build()))->warnings(), ElementsAre(HasSubstr("extra.weight")));
+  EXPECT_THAT(good(f.write("m.gguf", b.build()))->warnings(),
+              ElementsAre(HasSubstr("extra.weight")));
   for (auto& t : b.tensors)
     if (t.name == "blk.0.ffn_up.weight") t.type = 14;
   EXPECT_THAT(refusal(f.write("m.gguf", b.build()), ErrorCode::kUnsupported),
@@ -438,7 +464,8 @@ TEST(CheckpointGguf, RopeFreqsMustFitHalfAHead) {
   TempFolder f;
   GgufBuilder b = tiny_gguf();
   b.tensors.push_back({"rope_freqs.weight", {4}, 0, std::string(16, '\0')});
-  EXPECT_THAT(refusal(f.write("m.gguf", b.build()), ErrorCode::kMismatch), HasSubstr("rope_freqs.weight"));
+  EXPECT_THAT(refusal(f.write("m.gguf", b.build()), ErrorCode::kMismatch),
+              HasSubstr("rope_freqs.weight"));
   b.tensors.back() = {"rope_freqs.weight", {8}, 0, std::string(32, '\0')};
   EXPECT_THAT(refusal(f.write("m.gguf", b.build()), ErrorCode::kCorruptData), HasSubstr("above 0"));
 }
@@ -448,7 +475,8 @@ TEST(CheckpointGguf, Alignment) {
   TempFolder f;
   GgufBuilder b = tiny_gguf();
   b.scalar<int32_t>("general.alignment", 5, 32);
-  EXPECT_THAT(refusal(f.write("m.gguf", b.build()), ErrorCode::kCorruptData), HasSubstr("general.alignment"));
+  EXPECT_THAT(refusal(f.write("m.gguf", b.build()), ErrorCode::kCorruptData),
+              HasSubstr("general.alignment"));
   const std::string plain = good(f.write("m.gguf", tiny_gguf().build()))->fingerprint();
   b = tiny_gguf();
   b.alignment = 64;
@@ -461,7 +489,8 @@ class SplitGguf : public ::testing::Test {
  protected:
   void SetUp() override {
     folder_.copy(kGolden / "gguf_qwen3_split");
-    for (const char* name : {"golden.json", "golden.safetensors"}) fs::remove(folder_.path() / name);
+    for (const char* name : {"golden.json", "golden.safetensors"})
+      fs::remove(folder_.path() / name);
   }
   [[nodiscard]] fs::path part(int i) const {
     return folder_.path() / ("model-0000" + std::to_string(i) + "-of-00003.gguf");
@@ -483,7 +512,8 @@ TEST_F(SplitGguf, AnotherPartIsRefusedWithAHint) {
 
 TEST_F(SplitGguf, AMissingPartIsNamed) {
   fs::remove(part(3));
-  EXPECT_THAT(refusal(part(1), ErrorCode::kNotFound), HasSubstr("model-00003-of-00003.gguf: part 3 of 3 is missing"));
+  EXPECT_THAT(refusal(part(1), ErrorCode::kNotFound),
+              HasSubstr("model-00003-of-00003.gguf: part 3 of 3 is missing"));
   fs::remove(part(1));
   EXPECT_THAT(refusal(folder_.path(), ErrorCode::kNotFound), HasSubstr("part 1"));
 }
@@ -498,7 +528,8 @@ TEST_F(SplitGguf, RenamedPartsAreNotGuessed) {
 
 TEST_F(SplitGguf, PartsOfAnotherModelAreNoticed) {
   fs::copy_file(part(3), part(2), fs::copy_options::overwrite_existing);
-  EXPECT_THAT(refusal(part(1), ErrorCode::kMismatch), HasSubstr("says it is part 3 of 3, its name says part 2 of 3"));
+  EXPECT_THAT(refusal(part(1), ErrorCode::kMismatch),
+              HasSubstr("says it is part 3 of 3, its name says part 2 of 3"));
 }
 
 // The fuzzer starts from these: if they did not open, it would only ever see the first check.

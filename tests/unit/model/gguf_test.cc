@@ -1,18 +1,19 @@
 #include "common/model/gguf.h"
 
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include "common/model/text.h"
 #include "tests/unit/model/test_files.h"
 
 namespace tandem::model {
 namespace {
 
-using testing::GgufBuilder;
-using testing::put;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using testing::GgufBuilder;
 using ::testing::HasSubstr;
+using testing::put;
 
 // The parse keeps views into the bytes, so both travel together.
 struct Parsed {
@@ -20,7 +21,8 @@ struct Parsed {
   Result<GgufFile> file;
 };
 std::unique_ptr<Parsed> parse(std::string bytes) {
-  auto p = std::make_unique<Parsed>(Parsed{std::move(bytes), fail(ErrorCode::kInternal, "not parsed")});
+  auto p =
+      std::make_unique<Parsed>(Parsed{std::move(bytes), fail(ErrorCode::kInternal, "not parsed")});
   p->file = GgufFile::parse(std::as_bytes(std::span(p->bytes)), "m.gguf");
   return p;
 }
@@ -84,7 +86,8 @@ TEST(Gguf, WrongMagicVersionAndByteOrder) {
   for (const uint32_t version : {0u, 1u, 4u}) {
     GgufBuilder b = small();
     b.version = version;
-    EXPECT_THAT(refusal(b.build(), ErrorCode::kUnsupported), HasSubstr("version " + std::to_string(version)));
+    EXPECT_THAT(refusal(b.build(), ErrorCode::kUnsupported),
+                HasSubstr("version " + std::to_string(version)));
   }
   GgufBuilder b = small();
   b.version = 0x03000000;
@@ -104,7 +107,8 @@ TEST(Gguf, CountsThatLieAreRefusedBeforeAnythingIsReserved) {
   std::string array;
   put<uint32_t>(array, 8);
   put<uint64_t>(array, UINT64_MAX);
-  EXPECT_THAT(refusal(small().raw("k", 9, array).build()), HasSubstr("claims 18446744073709551615 elements"));
+  EXPECT_THAT(refusal(small().raw("k", 9, array).build()),
+              HasSubstr("claims 18446744073709551615 elements"));
   std::string text;
   put<uint64_t>(text, UINT64_MAX - 4);
   EXPECT_THAT(refusal(small().raw("k", 8, text).build()), HasSubstr("runs past the end"));
@@ -116,7 +120,8 @@ TEST(Gguf, NestedArraysAreBounded) {
     put<uint32_t>(deep, 9);
     put<uint64_t>(deep, 1);
   }
-  EXPECT_THAT(refusal(small().raw("k", 9, deep + std::string(64, '\0')).build()), HasSubstr("deeper"));
+  EXPECT_THAT(refusal(small().raw("k", 9, deep + std::string(64, '\0')).build()),
+              HasSubstr("deeper"));
 }
 
 TEST(Gguf, DuplicateKeysAndTensors) {
@@ -140,14 +145,19 @@ TEST(Gguf, TensorsThatLie) {
   EXPECT_THAT(refusal(with({"bad", {}, 0, ""})), HasSubstr("tensor bad has 0 dimensions"));
   EXPECT_THAT(refusal(with({"bad", {1, 1, 1, 1, 1}, 0, "1234"})), HasSubstr("5 dimensions"));
   EXPECT_THAT(refusal(with({"bad", {0, 4}, 0, ""})), HasSubstr("size 0"));
-  EXPECT_THAT(refusal(with({"bad", {uint64_t{1} << 32, uint64_t{1} << 32}, 0, ""})), HasSubstr("more elements"));
+  EXPECT_THAT(refusal(with({"bad", {uint64_t{1} << 32, uint64_t{1} << 32}, 0, ""})),
+              HasSubstr("more elements"));
   EXPECT_THAT(refusal(with({"bad", {uint64_t{1} << 57}, 0, ""})), HasSubstr("truncated"));
   EXPECT_THAT(refusal(with({"bad", {31}, 8, std::string(34, 'x')})), HasSubstr("multiple of 32"));
-  EXPECT_THAT(refusal(with({"bad", {8}, 0, std::string(32, 'x'), 32 * 1000})), HasSubstr("bad needs bytes 32000"));
-  EXPECT_THAT(refusal(with({"bad", {8}, 0, std::string(32, 'x'), 33})), HasSubstr("multiple of the alignment"));
+  EXPECT_THAT(refusal(with({"bad", {8}, 0, std::string(32, 'x'), 32 * 1000})),
+              HasSubstr("bad needs bytes 32000"));
+  EXPECT_THAT(refusal(with({"bad", {8}, 0, std::string(32, 'x'), 33})),
+              HasSubstr("multiple of the alignment"));
   EXPECT_THAT(refusal(with({"bad", {8}, 0, std::string(32, 'x'), 0})), HasSubstr("overlaps"));
-  EXPECT_THAT(refusal(with({"bad", {8}, 0, std::string(32, 'x'), INT64_MAX - 31})), HasSubstr("bad needs bytes"));
-  EXPECT_THAT(refusal(with({std::string(5000, 'n'), {8}, 0, std::string(32, 'x')})), HasSubstr("claims 5000 bytes"));
+  EXPECT_THAT(refusal(with({"bad", {8}, 0, std::string(32, 'x'), INT64_MAX - 31})),
+              HasSubstr("bad needs bytes"));
+  EXPECT_THAT(refusal(with({std::string(5000, 'n'), {8}, 0, std::string(32, 'x')})),
+              HasSubstr("claims 5000 bytes"));
 }
 
 TEST(Gguf, UnreadTypesAreKeptAndNamed) {
@@ -166,7 +176,8 @@ TEST(Gguf, UnreadTypesAreKeptAndNamed) {
 TEST(GgufAlignment, BadOnesGiveOneErrorLine) {
   GgufBuilder b = small();
   b.scalar<int32_t>("general.alignment", 5, 32);
-  EXPECT_THAT(refusal(b.build()), AllOf(HasSubstr("general.alignment"), HasSubstr("must be of type u32, is i32")));
+  EXPECT_THAT(refusal(b.build()),
+              AllOf(HasSubstr("general.alignment"), HasSubstr("must be of type u32, is i32")));
   for (const uint32_t bad : {0u, 3u, 12u, 0x80000000u}) {
     b = small();
     b.u32("general.alignment", bad);
@@ -238,9 +249,12 @@ TEST(GgufVocabulary, WrongTypesAreNamed) {
     const auto v = gguf_vocabulary(*p->file);
     return v ? std::string("was accepted") : v.error().detail;
   };
-  EXPECT_THAT(wrong(small().u32("tokenizer.ggml.model", 1)), HasSubstr("tokenizer.ggml.model must be a string"));
-  EXPECT_THAT(wrong(small().u32("tokenizer.ggml.tokens", 1)), HasSubstr("tokenizer.ggml.tokens must be an array"));
-  EXPECT_THAT(wrong(small().strings("tokenizer.ggml.token_type", {"x"})), HasSubstr("tokenizer.ggml.token_type"));
+  EXPECT_THAT(wrong(small().u32("tokenizer.ggml.model", 1)),
+              HasSubstr("tokenizer.ggml.model must be a string"));
+  EXPECT_THAT(wrong(small().u32("tokenizer.ggml.tokens", 1)),
+              HasSubstr("tokenizer.ggml.tokens must be an array"));
+  EXPECT_THAT(wrong(small().strings("tokenizer.ggml.token_type", {"x"})),
+              HasSubstr("tokenizer.ggml.token_type"));
   EXPECT_THAT(wrong(small().u32("tokenizer.ggml.add_bos_token", 1)), HasSubstr("must be a bool"));
 }
 

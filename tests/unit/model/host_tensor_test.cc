@@ -1,19 +1,19 @@
 #include "common/model/host_tensor.h"
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <cmath>
 #include <limits>
 #include <numeric>
 
 #include "common/base/dtype.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "tests/unit/model/test_files.h"
 
 namespace tandem::model {
 namespace {
 
-using testing::put;
 using ::testing::ElementsAre;
+using testing::put;
 
 HostTensor view(StorageType type, std::vector<int64_t> shape, const std::string& bytes) {
   HostTensor t;

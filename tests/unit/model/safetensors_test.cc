@@ -1,16 +1,17 @@
 #include "common/model/safetensors.h"
 
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include "tests/unit/model/test_files.h"
 
 namespace tandem::model {
 namespace {
 
-using testing::safetensors_file;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::safetensors_file;
 
 Result<std::vector<SafetensorsEntry>> parse(const std::string& bytes) {
   return parse_safetensors(std::as_bytes(std::span(bytes)), "m.safetensors");
@@ -34,7 +35,8 @@ TEST(Safetensors, ReadsEntriesInOrderOfTheirData) {
       "b": {"dtype": "BF16", "shape": [2, 2], "data_offsets": [4, 12]},
       "a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
       "empty": {"dtype": "F32", "shape": [0, 3], "data_offsets": [4, 4]},
-      "scalar": {"dtype": "I64", "shape": [], "data_offsets": [12, 20]}})", std::string(20, 'x'));
+      "scalar": {"dtype": "I64", "shape": [], "data_offsets": [12, 20]}})",
+                       std::string(20, 'x'));
   ASSERT_TRUE(r) << r.error().to_string();
   ASSERT_EQ(r->size(), 4u);
   EXPECT_EQ((*r)[0].name, "a");
@@ -67,8 +69,9 @@ TEST(Safetensors, HeaderLengthsThatLie) {
 
 TEST(Safetensors, OffsetsThatLie) {
   const auto one = [](const char* offsets) {
-    return refusal(std::string(R"({"t": {"dtype": "F32", "shape": [2], "data_offsets": )") + offsets + "}}",
-                   std::string(8, 'x'));
+    return refusal(
+        std::string(R"({"t": {"dtype": "F32", "shape": [2], "data_offsets": )") + offsets + "}}",
+        std::string(8, 'x'));
   };
   EXPECT_THAT(one("[0, 16]"), AllOf(HasSubstr("tensor t"), HasSubstr("outside the 8 bytes")));
   EXPECT_THAT(one("[8, 0]"), HasSubstr("outside"));
@@ -82,15 +85,19 @@ TEST(Safetensors, OffsetsThatLie) {
 
 TEST(Safetensors, OverlapsGapsAndDuplicates) {
   EXPECT_THAT(refusal(R"({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
-                          "b": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}})", std::string(12, 'x')),
+                          "b": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}})",
+                      std::string(12, 'x')),
               HasSubstr("tensor b: overlaps"));
   EXPECT_THAT(refusal(R"({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
-                          "b": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}})", std::string(8, 'x')),
+                          "b": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}})",
+                      std::string(8, 'x')),
               HasSubstr("overlaps"));
-  EXPECT_THAT(refusal(R"({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}})", std::string(8, 'x')),
+  EXPECT_THAT(refusal(R"({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}})",
+                      std::string(8, 'x')),
               HasSubstr("gap"));
   EXPECT_THAT(refusal(R"({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
-                          "a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}})", std::string(8, 'x')),
+                          "a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}})",
+                      std::string(8, 'x')),
               HasSubstr("\"a\" appears twice"));
 }
 
@@ -98,8 +105,10 @@ TEST(Safetensors, ShapesAndTypesThatLie) {
   const auto one = [](const std::string& fields) {
     return refusal("{\"t\": {" + fields + R"(, "data_offsets": [0, 8]}})", std::string(8, 'x'));
   };
-  EXPECT_THAT(one(R"("dtype": "F32", "shape": [4294967296, 4294967296])"), HasSubstr("more elements"));
-  EXPECT_THAT(one(R"("dtype": "F64", "shape": [288230376151711744])"), HasSubstr("need"));  // 2^58: bits wrap
+  EXPECT_THAT(one(R"("dtype": "F32", "shape": [4294967296, 4294967296])"),
+              HasSubstr("more elements"));
+  EXPECT_THAT(one(R"("dtype": "F64", "shape": [288230376151711744])"),
+              HasSubstr("need"));  // 2^58: bits wrap
   EXPECT_THAT(one(R"("dtype": "F32", "shape": [9223372036854775807])"), HasSubstr("more elements"));
   EXPECT_THAT(one(R"("dtype": "F32", "shape": [-2])"), HasSubstr("whole numbers"));
   EXPECT_THAT(one(R"("dtype": "F32", "shape": [1,1,1,1,1,1,1,1,2])"), HasSubstr("9 dimensions"));
@@ -107,7 +116,8 @@ TEST(Safetensors, ShapesAndTypesThatLie) {
   EXPECT_THAT(one(R"("dtype": "F99", "shape": [2])"), HasSubstr("F99"));
   EXPECT_THAT(one(R"("dtype": 4, "shape": [2])"), HasSubstr("dtype"));
   EXPECT_THAT(one(R"("shape": [2])"), HasSubstr("dtype"));
-  EXPECT_THAT(one(R"("dtype": "F4", "shape": [3])"), HasSubstr("need"));  // 12 bits are no whole bytes
+  EXPECT_THAT(one(R"("dtype": "F4", "shape": [3])"),
+              HasSubstr("need"));  // 12 bits are no whole bytes
   EXPECT_THAT(refusal(R"({"t": 5})", ""), HasSubstr("must be an object"));
 }
 
@@ -115,8 +125,9 @@ TEST(Safetensors, ShapesAndTypesThatLie) {
 TEST(Safetensors, ManyTensors) {
   std::string header = "{";
   for (int i = 0; i < 100000; ++i)
-    header += (i ? ",\"t" : "\"t") + std::to_string(i) + R"(":{"dtype":"U8","shape":[1],"data_offsets":[)" +
-              std::to_string(i) + "," + std::to_string(i + 1) + "]}";
+    header += (i ? ",\"t" : "\"t") + std::to_string(i) +
+              R"(":{"dtype":"U8","shape":[1],"data_offsets":[)" + std::to_string(i) + "," +
+              std::to_string(i + 1) + "]}";
   const auto r = parse(header + "}", std::string(100000, 'x'));
   ASSERT_TRUE(r) << r.error().to_string();
   EXPECT_EQ(r->size(), 100000u);
