@@ -20,8 +20,9 @@ enum class CpuIsa : uint8_t {
 [[nodiscard]] std::string_view to_string(CpuIsa isa);  // "reference", "avx2", "avx512", "avx512bf16"
 [[nodiscard]] Result<CpuIsa> parse_cpu_isa(std::string_view name);
 
-// What processor and operating system (saved register state) support together, best last.
+// What processor and operating system (saved register state) support together, widest last.
 [[nodiscard]] std::vector<CpuIsa> supported_isas();
+// The fastest of them on this processor.
 [[nodiscard]] CpuIsa best_isa();
 
 }  // namespace tandem::cpu

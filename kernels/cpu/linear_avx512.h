@@ -8,8 +8,9 @@
 namespace tandem::cpu {
 namespace {
 
-// Weights come from memory once per step and are not looked at again before the next: fetch them into
-// L1 some lines ahead of the hardware prefetcher, which stops at every 4 KiB page.
+// With few rows weights come from memory: fetch them into L1 ahead of the hardware prefetcher, which
+// stops at every 4 KiB page. Larger tiles are bound by arithmetic and find most weights in L2.
+constexpr int kStreamTile = 8;
 constexpr int64_t kStreamAhead = 2048;  // bytes
 inline void prefetch_stream(const void* p) {
   _mm_prefetch(static_cast<const char*>(p) + kStreamAhead, _MM_HINT_T0);
@@ -38,7 +39,7 @@ struct F32Tile {
 #pragma GCC unroll 2
       for (int p = 0; p < P; ++p) {
         const float* at = w + p * w_stride + s * kPanel;
-        if constexpr (P == 1) prefetch_stream(at);
+        if constexpr (R <= kStreamTile) prefetch_stream(at);
         weight[p] = _mm512_loadu_ps(at);
       }
 #pragma GCC unroll 12
@@ -88,7 +89,7 @@ struct ExpandTile {
 #pragma GCC unroll 2
       for (int p = 0; p < P; ++p) {
         const uint16_t* at = w + p * w_stride + s * 2 * kPanel;
-        if constexpr (P == 1) prefetch_stream(at);
+        if constexpr (R <= kStreamTile) prefetch_stream(at);
         const __m512i both = _mm512_loadu_si512(at);
         const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
         const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(both, upper));

@@ -30,7 +30,7 @@ struct Bf16Tile {
 #pragma GCC unroll 2
       for (int p = 0; p < P; ++p) {
         const uint16_t* at = w + p * w_stride + s * 2 * kPanel;
-        if constexpr (P == 1) prefetch_stream(at);
+        if constexpr (R <= kStreamTile) prefetch_stream(at);
         weight[p] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(at));
       }
 #pragma GCC unroll 12

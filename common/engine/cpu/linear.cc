@@ -9,7 +9,7 @@ namespace {
 
 // Up to here every thread prepares all rows for itself, which is cheaper than waiting for each other,
 // and panels are handed out one by one. Such steps are bound by reading the weights.
-constexpr int64_t kNarrowRows = 8;
+constexpr int64_t kNarrowRows = 16;
 // A wide block: its weights (8 panels of 1.5k inputs: 400 KB of bf16) and its activations (128 rows:
 // as much again) fit a 1 MiB L2 side by side.
 constexpr int64_t kBlockRows = 128;
@@ -76,24 +76,21 @@ void LinearRunner::run_narrow(int64_t rows, const LinearInput& in, const CpuLine
   const bool round = rounds(weight, out.epilogue);
   const size_t bytes = row_bytes(weight.in, round);
   const auto stride = static_cast<int64_t>(bytes / element_bytes(round));
-  std::atomic<int64_t> next{0};
-  pool_.run([&](uint32_t thread) {
+  // About eight runs a thread: long enough to stream, short enough to end together.
+  const int64_t grain = std::clamp<int64_t>(panels / (8 * int64_t{pool_.threads()}), 1, kBlockPanels);
+  for (Scratch& scratch : scratch_) scratch.prepared = false;
+  pool_.stream(panels, grain, [&](uint32_t thread, int64_t begin, int64_t end) {
     Scratch& scratch = scratch_[thread];
-    bool prepared = false;
-    int64_t begin = 0;
-    int64_t end = 0;
-    while (pool_.claim(next, panels, 1, begin, end)) {
-      if (!prepared) {
-        scratch.rows.resize(std::max(scratch.rows.size(), bytes * static_cast<size_t>(rows)));
-        for (int64_t r = 0; r < rows; ++r)
-          prepare(in, r, weight, round, scratch,
-                  scratch.rows.data() + static_cast<size_t>(r) * bytes);
-        prepared = true;
-      }
-      for (int64_t p = begin; p < end; p += kBlockPanels)
-        compute({scratch.rows.data(), stride, round}, weight,
-                {0, rows, p, std::min(kBlockPanels, end - p)}, scratch, out);
+    if (!scratch.prepared) {
+      scratch.rows.resize(std::max(scratch.rows.size(), bytes * static_cast<size_t>(rows)));
+      for (int64_t r = 0; r < rows; ++r)
+        prepare(in, r, weight, round, scratch,
+                scratch.rows.data() + static_cast<size_t>(r) * bytes);
+      scratch.prepared = true;
     }
+    for (int64_t p = begin; p < end; p += kBlockPanels)
+      compute({scratch.rows.data(), stride, round}, weight,
+              {0, rows, p, std::min(kBlockPanels, end - p)}, scratch, out);
   });
 }
 
@@ -115,14 +112,17 @@ void LinearRunner::run_wide(int64_t rows, const LinearInput& in, const CpuLinear
   const int64_t panels =
       out.epilogue == Epilogue::kSiluMul ? weight.parts[0].panels : weight.panel_count;
   const int64_t row_blocks = (rows + kBlockRows - 1) / kBlockRows;
-  const int64_t panel_blocks = (panels + kBlockPanels - 1) / kBlockPanels;
+  // Narrower blocks when there are too few of them to keep all threads busy to the end.
+  const int64_t fair = panels * row_blocks / (8 * int64_t{pool_.threads()});
+  const int64_t width = std::clamp<int64_t>(fair / 2 * 2, 2, kBlockPanels);
+  const int64_t panel_blocks = (panels + width - 1) / width;
   // Neighbours in this order share their weights.
   pool_.split(row_blocks * panel_blocks, 1, [&](uint32_t thread, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = i % row_blocks * kBlockRows;
-      const int64_t panel = i / row_blocks * kBlockPanels;
+      const int64_t panel = i / row_blocks * width;
       compute(a, weight,
-              {row, std::min(kBlockRows, rows - row), panel, std::min(kBlockPanels, panels - panel)},
+              {row, std::min(kBlockRows, rows - row), panel, std::min(width, panels - panel)},
               scratch_[thread], out);
     }
   });

@@ -59,6 +59,7 @@ class LinearRunner {
   struct Scratch {
     std::vector<float> normed;       // one row
     std::vector<std::byte> rows;     // the few rows of the narrow path
+    bool prepared = false;           // `rows` holds those of the running call
     std::vector<float> sums;         // a block's raw results
   };
 

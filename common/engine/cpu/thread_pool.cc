@@ -67,6 +67,7 @@ Result<std::unique_ptr<ThreadPool>> ThreadPool::create(uint32_t threads, std::ve
     if (cpu < 0 || cpu >= CPU_SETSIZE)
       return fail(ErrorCode::kConfig, "there is no CPU " + std::to_string(cpu), "cpus");
   std::unique_ptr<ThreadPool> pool(new ThreadPool(std::move(cpus)));
+  pool->stretches_ = std::make_unique<Stretch[]>(threads);
   for (uint32_t i = 1; i < threads; ++i) {
     try {
       pool->workers_.emplace_back([p = pool.get(), i] { p->work(i); });
@@ -164,6 +165,22 @@ bool ThreadPool::claim(std::atomic<int64_t>& next, int64_t count, int64_t grain,
     }
   }
   return false;
+}
+
+// Before run(), which publishes it to the workers.
+void ThreadPool::open_stretches(int64_t count) {
+  for (uint32_t t = 0; t < threads(); ++t) {
+    stretches_[t].next.store(stretch_begin(t, count), std::memory_order_relaxed);
+    stretches_[t].end = stretch_begin(t + 1, count);
+  }
+}
+
+bool ThreadPool::claim_stretch(uint32_t owner, int64_t grain, int64_t& begin, int64_t& end) {
+  Stretch& s = stretches_[owner];
+  if (s.next.load(std::memory_order_relaxed) >= s.end) return false;
+  begin = s.next.fetch_add(grain, std::memory_order_relaxed);
+  end = std::min(begin + grain, s.end);
+  return begin < end;
 }
 
 }  // namespace tandem::engine

@@ -61,13 +61,34 @@ class ThreadPool {
     });
   }
 
-  // Takes the next run of pieces: a share of what is left, so that the last runs are short and all
-  // threads end together.
-  [[nodiscard]] bool claim(std::atomic<int64_t>& next, int64_t count, int64_t grain, int64_t& begin,
-                           int64_t& end) const;
+  // run(), each thread on its own stretch of the pieces, front to back in runs of `grain`, and then on
+  // what others have left of theirs: memory is read in long streams. Same body as split().
+  template <typename Body>
+  void stream(int64_t count, int64_t grain, Body&& body) {
+    if (count <= grain || workers_.empty()) {
+      pin_leader();
+      if (count > 0) body(0U, int64_t{0}, count);
+      return;
+    }
+    open_stretches(count);
+    run([&](uint32_t thread) {
+      int64_t begin = 0;
+      int64_t end = 0;
+      for (uint32_t i = 0; i < threads(); ++i)  // own stretch first, then the neighbours'
+        while (claim_stretch((thread + i) % threads(), grain, begin, end)) body(thread, begin, end);
+    });
+  }
+  // First piece of a thread's stretch when stream() splits `count` pieces.
+  [[nodiscard]] int64_t stretch_begin(uint32_t thread, int64_t count) const {
+    return count * thread / threads();
+  }
 
  private:
   using Job = void (*)(void* context, uint32_t thread);
+  struct alignas(64) Stretch {
+    std::atomic<int64_t> next{0};
+    int64_t end = 0;
+  };
 
   explicit ThreadPool(std::vector<int> cpus);
   void run_job(Job job, void* context);
@@ -75,9 +96,16 @@ class ThreadPool {
   // Returns once `ticket_` differs from `seen`.
   void await(uint32_t seen);
   void pin_leader();
+  // Takes the next run of pieces: a share of what is left, so that the last runs are short and all
+  // threads end together.
+  [[nodiscard]] bool claim(std::atomic<int64_t>& next, int64_t count, int64_t grain, int64_t& begin,
+                           int64_t& end) const;
+  void open_stretches(int64_t count);
+  [[nodiscard]] bool claim_stretch(uint32_t owner, int64_t grain, int64_t& begin, int64_t& end);
 
   const std::vector<int> cpus_;
   std::vector<std::thread> workers_;
+  std::unique_ptr<Stretch[]> stretches_;  // per thread, of the job that stream() runs
   std::thread::id leader_;
 
   // Number of jobs posted; workers wait for it to change, in the last resort with a futex on it.

@@ -14,11 +14,14 @@ TEST(ThreadPool, EveryPieceIsDoneOnceForAnyNumberOfThreads) {
     for (const int64_t count : {0, 1, 3, 64, 1000})
       for (const int64_t grain : {1, 7}) {
         std::vector<std::atomic<int>> done(static_cast<size_t>(count));
-        pool->split(count, grain, [&](uint32_t thread, int64_t begin, int64_t end) {
+        const auto body = [&](uint32_t thread, int64_t begin, int64_t end) {
           EXPECT_LT(thread, threads);
           for (int64_t i = begin; i < end; ++i) done[static_cast<size_t>(i)].fetch_add(1);
-        });
+        };
+        pool->split(count, grain, body);
         for (const auto& d : done) EXPECT_EQ(d.load(), 1);
+        pool->stream(count, grain, body);
+        for (const auto& d : done) EXPECT_EQ(d.load(), 2);
       }
   }
 }

@@ -436,7 +436,8 @@ TEST(CpuIsaNames, AreReadBack) {
   const auto unknown = cpu::parse_cpu_isa("sse9");
   ASSERT_FALSE(unknown);
   EXPECT_NE(unknown.error().detail.find("sse9"), std::string::npos);
-  EXPECT_EQ(cpu::supported_isas().back(), cpu::best_isa());
+  const auto isas = cpu::supported_isas();
+  EXPECT_EQ(std::count(isas.begin(), isas.end(), cpu::best_isa()), 1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Isa, CpuKernels, ::testing::ValuesIn(cpu::supported_isas()), isa_name);
