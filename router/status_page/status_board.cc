@@ -99,7 +99,9 @@ void append_transfers(std::string& out, const ClusterSnapshot& s) {
   append_ratio(out, "exposed_ratio", c.transfer_exposed_seconds, c.prefill_compute_seconds);
   out += ',';
   append_key(out, "transport");
-  if (s.nodes.empty()) {
+  if (!s.transfer_transport.empty()) {  // what was really used beats what a node may use
+    append_json_string(out, s.transfer_transport);
+  } else if (s.nodes.empty()) {
     out += "null";
   } else {
     append_json_string(out, s.nodes.front().transport_detail);
