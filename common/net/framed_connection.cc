@@ -1,6 +1,7 @@
 #include "common/net/framed_connection.h"
 
 #include <google/protobuf/message_lite.h>
+#include <google/protobuf/stubs/common.h>
 
 #include <algorithm>
 #include <array>
@@ -19,6 +20,15 @@ using boost::system::error_code;
 constexpr size_t kReadBytes = 64u << 10;
 constexpr size_t kMaxGather = 64;       // buffers in one write
 constexpr size_t kMaxWrite = 1u << 20;  // bytes after which one write is enough
+
+// A peer's bad text would make protobuf write lines of its own to standard error, between the JSON of
+// the log. The failed parse tells the same.
+void quiet_protobuf() {
+#if GOOGLE_PROTOBUF_VERSION < 4022000
+  static const bool done = (google::protobuf::SetLogHandler(nullptr), true);
+  (void)done;
+#endif
+}
 
 std::string remote_name(const asio::ip::tcp::socket& socket) {
   error_code error;
@@ -71,6 +81,7 @@ FramedConnection::FramedConnection(asio::ip::tcp::socket socket, Generation own,
       last_received_(started_),
       last_sent_(started_),
       write_started_(started_) {
+  quiet_protobuf();
   error_code ignored;
   socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
   socket_.set_option(asio::socket_base::keep_alive(true), ignored);

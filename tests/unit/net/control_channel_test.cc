@@ -318,6 +318,7 @@ TEST_F(ControlChannel, StrangersAreCutOffAndDisturbNobody) {
                                          {oversized, "oversized"},
                                          {unparsable, "bad_message"},
                                          {empty, "bad_message"},
+                                         {frame(0, hello("\xff")), "bad_message"},
                                          {damaged, "bad_checksum"},
                                          {frame(1, hello()), "bad_sequence"},
                                          {frame(0, heartbeat(1)), "unexpected_message"},
