@@ -325,6 +325,10 @@ TYPED_TEST_P(TransportSuite, PostsThatContradictTheSpecAreRefused) {
   EXPECT_NE(post_after_open(6, [&](TransferId id) { return transport->post_tail(id, 0, from.page(0, 0)); })
                 .find("no tail"), std::string::npos);
   EXPECT_EQ(transport->post_commit(TransferId{77}, "").error().code, ErrorCode::kNotFound);
+  for (uint64_t number = 2; number <= 6; ++number) {  // until then the pages must stay
+    EXPECT_TRUE(this->backend_.until(
+        [&] { return this->sender_.events.send_failed(TransferId{number}).has_value(); }));
+  }
 }
 
 TYPED_TEST_P(TransportSuite, OpensAreCheckedAndBounded) {
@@ -454,6 +458,7 @@ TYPED_TEST_P(TransportSuite, HostileFramesAreCountedAndChangeNothing) {
     const uint64_t before = this->counted().frames_received;
     this->backend_.inject(this->receiver_, "decode", std::move(frame));
     ASSERT_TRUE(this->backend_.until([&] { return this->counted().frames_received > before; }));
+    this->backend_.settle();  // counted on arrival, judged a moment later
   };
   for (const size_t byte : {0u, 4u, 6u, 8u, 40u, 52u, 70u}) {  // no field can be bent unnoticed
     Frame bent = good;
