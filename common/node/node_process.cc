@@ -361,6 +361,7 @@ void NodeProcess::State::disconnected(const Error& reason) {
 void NodeProcess::State::send_heartbeat() {
   control::ToRouter message;
   *message.mutable_heartbeat() = scheduler->heartbeat();
+  message.mutable_heartbeat()->set_transport_detail(transport->detail());
   send(message);
 }
 

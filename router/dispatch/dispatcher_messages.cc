@@ -72,6 +72,7 @@ void Dispatcher::Impl::record(Node& n, Outcome outcome) {
 }
 
 void Dispatcher::Impl::on_heartbeat(Node& n, const control::Heartbeat& beat) {
+  if (!beat.transport_detail().empty()) n.hello.set_transport_detail(beat.transport_detail());
   const TimePoint now = deps_.clock.now();
   const double dt = to_seconds(now - n.last_beat);
   if (n.beat.tick() != 0 && dt > 1e-3 && beat.tokens_processed() >= n.beat.tokens_processed()) {

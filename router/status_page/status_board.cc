@@ -104,7 +104,10 @@ void append_transfers(std::string& out, const ClusterSnapshot& s) {
   } else if (s.nodes.empty()) {
     out += "null";
   } else {
-    append_json_string(out, s.nodes.front().transport_detail);
+    // A prefill node is the one that chose the lanes to its peers.
+    const auto sender = std::find_if(s.nodes.begin(), s.nodes.end(),
+                                     [](const NodeStatus& n) { return n.role == NodeRole::kPrefill; });
+    append_json_string(out, (sender == s.nodes.end() ? s.nodes.front() : *sender).transport_detail);
   }
   out += '}';
 }

@@ -31,7 +31,8 @@ def clean_environment():
 
 def libraries(path, environment):
     out = subprocess.run(["ldd", str(path)], capture_output=True, text=True, env=environment).stdout
-    return [(line.split()[0], line.split()[2] if "=>" in line else line.split()[0]) for line in out.splitlines() if line.strip()]
+    found = re.findall(r"^\s*(\S+)(?: => (.+?))?(?: \(0x[0-9a-f]+\))?$", out, re.M)
+    return [(name, path or name) for name, path in found]
 
 
 @pytest.mark.parametrize("program", ["tandem", "tandem-router", "tandem-prefill", "tandem-decode"])
@@ -67,8 +68,9 @@ def test_it_serves_from_its_own_cluster_file(bundle, tmp_path):
         assert "on the wire" in chat.stdout
         assert re.search(r"transport +ucx .*(posix|sysv|cma|shared)", chat.stdout), chat.stdout
         pid = json.load(open(f"{run_dir}/decode-0.json"))["pid"]
-        mapped = {line.split()[-1] for line in open(f"/proc/{pid}/maps") if ".so" in line}
-        outside = [m for m in mapped if not m.startswith(str(bundle)[:-len("else")]) and not SYSTEM.match(os.path.basename(m))]
+        mapped = {line.rstrip("\n").split(maxsplit=5)[5] for line in open(f"/proc/{pid}/maps") if ".so" in line}
+        outside = [m for m in mapped if not m.startswith(str(bundle)) and not SYSTEM.match(os.path.basename(m))]
+        assert any("/lib/ucx/" in m for m in mapped), "UCX's modules come from the bundle"
         assert not outside, f"loaded from the system: {outside}"
     finally:
         subprocess.run([tandem, "down", "--run-dir", run_dir], env=environment, timeout=60)

@@ -46,7 +46,7 @@ def test_the_page_lives(cluster, tmp_path):
     try:
         page = chromium(tmp_path, "--virtual-time-budget=6000", "--enable-logging=stderr", "--dump-dom", cluster.url + "/")
         shot = tmp_path / "status.png"
-        chromium(tmp_path, "--virtual-time-budget=9000", "--window-size=1280,1100", "--hide-scrollbars", f"--screenshot={shot}",
+        chromium(tmp_path, "--virtual-time-budget=9000", "--window-size=1280,800", "--hide-scrollbars", f"--screenshot={shot}",
                  cluster.url + "/")
     finally:
         stop.set()
