@@ -180,7 +180,6 @@ class Dispatcher::Impl {
   uint64_t decisions_ = 0;
   bool draining_ = false;
   bool pumping_ = false;
-  std::string transfer_transport_;
   double drain_rate_ = 0;  // dispatches per second, decaying
   TimePoint drain_rate_at_;
   std::deque<std::pair<NodeStatus, TimePoint>> lost_;

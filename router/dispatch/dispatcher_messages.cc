@@ -148,7 +148,6 @@ void Dispatcher::Impl::on_transfer_done(Node& n, const control::TransferDone& me
   counters_.transfer_wire_bytes += message.wire_bytes();
   counters_.transfer_seconds += message.seconds();
   counters_.transfer_exposed_seconds += message.exposed_seconds();
-  transfer_transport_ = message.transport();
   deps_.observer.on_transfer(message.seconds(), message.transport());
   Request* r = request(message.request_id());
   // The prefill node has nothing left of it; before that its death still matters.

@@ -151,7 +151,6 @@ struct ClusterSnapshot {
   uint32_t running = 0;      // admitted and not finished
   bool ready = false;        // a decode node is admitted and takes work
   uint32_t max_context = 0;  // the smallest of the nodes'; 0: no node
-  std::string transfer_transport;  // as the last hand-over named it; empty before the first
   DispatchCounters counters;
 };
 

@@ -99,9 +99,7 @@ void append_transfers(std::string& out, const ClusterSnapshot& s) {
   append_ratio(out, "exposed_ratio", c.transfer_exposed_seconds, c.prefill_compute_seconds);
   out += ',';
   append_key(out, "transport");
-  if (!s.transfer_transport.empty()) {  // what was really used beats what a node may use
-    append_json_string(out, s.transfer_transport);
-  } else if (s.nodes.empty()) {
+  if (s.nodes.empty()) {
     out += "null";
   } else {
     // A prefill node is the one that chose the lanes to its peers.
