@@ -1,6 +1,6 @@
 #include "common/transport/ucx/ucx_transport.h"
 
-#include <sys/epoll.h>
+#include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -33,6 +33,9 @@ constexpr Duration kIdleNap = std::chrono::milliseconds(250);
 // After the last event the thread polls this long before it sleeps: the next layer's frames or an ack
 // often follow, and waking up costs more. Short, because nodes share their cores with compute.
 constexpr Duration kSpin = std::chrono::microseconds(30);
+// A full shared-memory queue raises no event when it drains, so with sends in flight the naps start
+// short and double while nothing happens.
+constexpr Duration kShortestNap = std::chrono::microseconds(20);
 // Bytes handed to UCX and not yet on their way, per peer: enough for full speed, little to drop.
 constexpr size_t kWindowBytes = 2u << 20;
 constexpr size_t kMaxPeers = 256;
@@ -249,7 +252,6 @@ class UcxTransport final : public Transport {
   ReceiveTable receives_;
   SendTable sends_;
   Fd wake_fd_;
-  Fd epoll_fd_;
   std::string address_;  // set before start() returns
 
   mutable std::mutex mutex_;
@@ -270,9 +272,8 @@ class UcxTransport final : public Transport {
 
 Status UcxTransport::start() {
   wake_fd_ = Fd(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-  epoll_fd_ = Fd(epoll_create1(EPOLL_CLOEXEC));
-  if (!wake_fd_ || !epoll_fd_) {
-    return fail(ErrorCode::kIo, "cannot create event descriptors: " + std::string(strerror(errno)));
+  if (!wake_fd_) {
+    return fail(ErrorCode::kIo, "cannot create an event descriptor: " + std::string(strerror(errno)));
   }
   std::promise<Status> started;
   std::future<Status> result = started.get_future();
@@ -307,20 +308,13 @@ Status UcxTransport::set_up() {
     warn("shared memory was asked for (" + options_.tls + ") but UCX cannot use it here; found " +
          join(found) + ". Check that /dev/shm is writable and large enough.");
   }
-  for (const int fd : {worker_->event_fd(), wake_fd_.get()}) {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.fd = fd;
-    if (epoll_ctl(epoll_fd_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
-      return fail(ErrorCode::kIo, "cannot watch UCX's events: " + std::string(strerror(errno)));
-    }
-  }
   return {};
 }
 
 void UcxTransport::loop(const std::stop_token& stop) {
   TimePoint last_event = clock_.now();
   TimePoint next_sweep = last_event;
+  Duration short_nap = kShortestNap;
   while (!stop.stop_requested()) {
     bool any = drain_inbox();
     for (int i = 0; i < 16 && worker_->progress(); ++i) any = true;
@@ -330,10 +324,18 @@ void UcxTransport::loop(const std::stop_token& stop) {
       sweep(now);
       next_sweep = now + kTick;
     }
-    if (any) last_event = now;
+    if (any) {
+      last_event = now;
+      short_nap = kShortestNap;
+    }
     const bool open = sends_.open_count() > 0 || receives_.open_count() > 0;
     if (any || (open && now - last_event < kSpin)) continue;
-    sleep_until_event(open || worker_->in_flight() > 0 ? kTick : kIdleNap);
+    if (worker_->in_flight() > 0) {
+      sleep_until_event(short_nap);
+      short_nap = std::min(2 * short_nap, kTick);
+    } else {
+      sleep_until_event(open ? kTick : kIdleNap);
+    }
   }
   // Answers and cancels that are under way still go out.
   const TimePoint give_up = clock_.now() + kGoodbye;
@@ -356,15 +358,12 @@ bool UcxTransport::drain_inbox() {
 
 void UcxTransport::sleep_until_event(Duration limit) {
   if (!worker_->arm()) return;
-  epoll_event events[2];
-  const auto ms = static_cast<int>(
-      std::chrono::duration_cast<std::chrono::milliseconds>(limit).count());
-  const int n = epoll_wait(epoll_fd_.get(), events, 2, ms);
-  for (int i = 0; i < n; ++i) {
-    if (events[i].data.fd != wake_fd_.get()) continue;
-    uint64_t count = 0;
-    [[maybe_unused]] const ssize_t got = read(wake_fd_.get(), &count, sizeof(count));
-  }
+  pollfd fds[] = {{worker_->event_fd(), POLLIN, 0}, {wake_fd_.get(), POLLIN, 0}};
+  timespec timeout{};
+  timeout.tv_nsec = static_cast<long>(limit.count());  // always under a second
+  if (ppoll(fds, 2, &timeout, nullptr) <= 0 || (fds[1].revents & POLLIN) == 0) return;
+  uint64_t count = 0;
+  [[maybe_unused]] const ssize_t got = read(wake_fd_.get(), &count, sizeof(count));
 }
 
 std::optional<Frame> UcxTransport::on_frame(std::span<const std::byte> header_bytes,

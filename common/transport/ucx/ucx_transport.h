@@ -17,7 +17,7 @@ struct UcxOptions {
 };
 
 // KV transport between processes over UCX active messages. Starts one thread, which owns the worker; it
-// sleeps in epoll when nothing is under way. create() fails with kConfig when UCX can use none of the
+// sleeps when nothing is under way. create() fails with kConfig when UCX can use none of the
 // transports named.
 //
 // Trust: frames are checked as transport.h says, but UCX's own wire-up is not authenticated. Its ports
