@@ -9,9 +9,9 @@
 
 namespace tandem::decode {
 
-// How long a request has been ready without being served: grows while it waits, and is used up once it
-// has had its turn of kTurnSteps steps (one KV block), so that newcomers never queue behind the memory
-// of old waits.
+// How long a request has been ready without being served: grows while it waits, and is used up once
+// it has had its turn of kTurnSteps steps (one KV block), so that newcomers never queue behind the
+// memory of old waits.
 class QueueAge {
  public:
   static constexpr uint32_t kTurnSteps = 16;
@@ -35,9 +35,9 @@ struct BatchCandidate {
   uint64_t arrival = 0;    // order of arrival, breaks ties
 };
 
-// generated / (longest generated) + waited / ageing. The first term is at most 1 and that of a running
-// request stands still or falls back, so whoever waits overtakes everything that runs after a bounded
-// time: about two ageing times, and a turn of everybody that waited longer.
+// generated / (longest generated) + waited / ageing. The first term is at most 1 and that of a
+// running request stands still or falls back, so whoever waits overtakes everything that runs after
+// a bounded time: about two ageing times, and a turn of everybody that waited longer.
 [[nodiscard]] double batch_score(const BatchCandidate& candidate, uint32_t longest,
                                  Duration ageing);
 

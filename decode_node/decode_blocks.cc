@@ -27,20 +27,20 @@ uint32_t DecodeScheduler::State::committed_blocks() const {
   return blocks;
 }
 
-// Taking in a request that the pool cannot carry to its predicted end means preempting others later,
-// so it is refused now and the router keeps it or sends it elsewhere. An empty node takes anything
-// that fits at all: blocks are not held for predictions.
+// Taking in a request that the pool cannot carry to its predicted end means preempting others
+// later, so it is refused now and the router keeps it or sends it elsewhere. An empty node takes
+// anything that fits at all: blocks are not held for predictions.
 Status DecodeScheduler::State::check_capacity(const node::Task& task) const {
   const auto usage = deps.kv.usage();
   const uint32_t prompt = node::blocks_for(task.tokens.size());
   if (prompt > usage.capacity) {
     return tandem::fail(ErrorCode::kPayloadTooLarge,
-                        "the prompt needs " + std::to_string(prompt) + " KV blocks, this node has " +
-                            std::to_string(usage.capacity) + "; raise kv_memory",
+                        "the prompt needs " + std::to_string(prompt) +
+                            " KV blocks, this node has " + std::to_string(usage.capacity) +
+                            "; raise kv_memory",
                         "tokens");
   }
-  const bool empty =
-      std::ranges::all_of(sequences, [](const auto& s) { return s->dead; });
+  const bool empty = std::ranges::all_of(sequences, [](const auto& s) { return s->dead; });
   if (empty) return {};
   const uint32_t wanted = predicted_blocks(task) + committed_blocks();
   if (wanted > usage.available()) {
@@ -52,8 +52,9 @@ Status DecodeScheduler::State::check_capacity(const node::Task& task) const {
   return {};
 }
 
-// In order of arrival, which preempted requests keep; the first that does not fit holds up the others,
-// so that large ones are not overtaken for ever. Never preempts: what runs gives blocks back by ending.
+// In order of arrival, which preempted requests keep; the first that does not fit holds up the
+// others, so that large ones are not overtaken for ever. Never preempts: what runs gives blocks
+// back by ending.
 void DecodeScheduler::State::admit_waiting() {
   size_t ready = 0;
   bool holders = reservations.open_count() > 0;
@@ -91,8 +92,9 @@ void DecodeScheduler::State::preempt(Sequence& s) {
   metrics.preempted();
 }
 
-// One more block for a ready sequence, if it needs one. When none is left, the least deserving holder
-// gives its blocks up; false when only more deserving ones and leases hold them: it waits then.
+// One more block for a ready sequence, if it needs one. When none is left, the least deserving
+// holder gives its blocks up; false when only more deserving ones and leases hold them: it waits
+// then.
 bool DecodeScheduler::State::grow(Sequence& s, const std::vector<Sequence*>& ranked) {
   while (node::blocks_for(s.length()) > s.kv.size()) {
     if (deps.kv.grow(s.kv)) continue;

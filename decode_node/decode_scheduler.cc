@@ -43,16 +43,17 @@ Sequence* DecodeScheduler::State::find(TransferId transfer) const {
 Status DecodeScheduler::State::check_new(RequestId request, TransferId transfer) const {
   if (draining) return tandem::fail(ErrorCode::kUnavailable, "this decode node is draining");
   if (find(request) != nullptr || ended.contains({request.value, transfer.value})) {
-    return tandem::fail(ErrorCode::kInvalidArgument,
-                        "request " + std::to_string(request.value) +
-                            " is already known here; cancel it first",
-                        "request_id");
+    return tandem::fail(
+        ErrorCode::kInvalidArgument,
+        "request " + std::to_string(request.value) + " is already known here; cancel it first",
+        "request_id");
   }
   const size_t capacity = size_t{options.max_sequences} + options.queue_capacity;
   const auto open = std::ranges::count_if(sequences, [](const auto& s) { return !s->dead; });
   if (static_cast<size_t>(open) >= capacity) {
-    return tandem::fail(ErrorCode::kQueueFull, "this decode node holds " + std::to_string(capacity) +
-                                                   " requests, its limit");
+    return tandem::fail(
+        ErrorCode::kQueueFull,
+        "this decode node holds " + std::to_string(capacity) + " requests, its limit");
   }
   return {};
 }
@@ -69,7 +70,8 @@ Status DecodeScheduler::State::open_receive(const Sequence& s) {
   std::vector<BlockId> blocks(table.ids().begin() + h.first_block, table.ids().end());
   plan.destination = [pages, blocks = std::move(blocks)](uint32_t layer, uint32_t page) {
     const size_t bytes = pages.layout.page_bytes();
-    return std::span(pages.pages + (size_t{layer} * pages.blocks + blocks[page].value) * bytes, bytes);
+    return std::span(pages.pages + (size_t{layer} * pages.blocks + blocks[page].value) * bytes,
+                     bytes);
   };
   if (h.tail) {
     plan.tail_destination = [pages, slot = table.tail.slot()](uint32_t layer) {
@@ -77,7 +79,8 @@ Status DecodeScheduler::State::open_receive(const Sequence& s) {
       return std::span(pages.tail + (size_t{layer} * pages.tails + slot) * bytes, bytes);
     };
   }
-  // The lease is ended here, by the sweep; the transport only has to notice when that fails to happen.
+  // The lease is ended here, by the sweep; the transport only has to notice when that fails to
+  // happen.
   plan.deadline = s.lease_end - s.reserved_at + kTransportGrace;
   return deps.transport.open_receive(std::move(plan));
 }
@@ -100,8 +103,8 @@ Result<Sequence*> DecodeScheduler::State::try_reserve(const control::Reserve& m)
   }
   TANDEM_ASSIGN(node::Task task, node::parse_task(m.task(), options.limits));
   if (task.new_tokens_left == 0) {
-    return tandem::fail(ErrorCode::kInvalidArgument, "a task without new tokens needs no decode node",
-                        "max_new_tokens");
+    return tandem::fail(ErrorCode::kInvalidArgument,
+                        "a task without new tokens needs no decode node", "max_new_tokens");
   }
   TANDEM_TRY(check_capacity(task));
   auto s = std::make_unique<Sequence>();
@@ -114,8 +117,8 @@ Result<Sequence*> DecodeScheduler::State::try_reserve(const control::Reserve& m)
   s->arrival = next_arrival++;
   s->prompt_cached = blocks.reused_tokens;
   s->reserved_at = deps.clock.now();
-  const Duration lease = m.lease_ms() == 0 ? options.default_lease
-                                           : Duration(std::chrono::milliseconds(m.lease_ms()));
+  const Duration lease =
+      m.lease_ms() == 0 ? options.default_lease : Duration(std::chrono::milliseconds(m.lease_ms()));
   s->lease_end = s->reserved_at + std::min(lease, options.max_lease);
   TANDEM_TRY(reservations.open({.id = transfer,
                                 .request = request,
@@ -226,12 +229,12 @@ Result<control::Commit> DecodeScheduler::State::check_commit(const Sequence& s,
                             " tokens, the prompt has " + std::to_string(s.length()),
                         "tokens");
   }
-  if (commit.has_first() &&
-      (commit.first().id() < 0 || static_cast<uint32_t>(commit.first().id()) >= options.limits.vocab)) {
-    return tandem::fail(ErrorCode::kCorruptData,
-                        "the first token " + std::to_string(commit.first().id()) +
-                            " is outside of the vocabulary",
-                        "first");
+  if (commit.has_first() && (commit.first().id() < 0 ||
+                             static_cast<uint32_t>(commit.first().id()) >= options.limits.vocab)) {
+    return tandem::fail(
+        ErrorCode::kCorruptData,
+        "the first token " + std::to_string(commit.first().id()) + " is outside of the vocabulary",
+        "first");
   }
   return commit;
 }
@@ -261,7 +264,8 @@ void DecodeScheduler::State::received(TransferId id, const std::string& bytes,
   const auto drawn = node::append_drawn(s->task, commit->first().id(), options.limits.max_context);
   s->drawn = true;
   if (drawn.finish != control::FINISH_NONE) {
-    // Prefill draws the same conclusion and sends no token then; one that did not is of another mind.
+    // Prefill draws the same conclusion and sends no token then; one that did not is of another
+    // mind.
     return fail(*s, make_error(ErrorCode::kMismatch, "prefill handed over a finished answer"),
                 Report::kYes);
   }
@@ -320,9 +324,10 @@ void DecodeScheduler::State::sweep_leases() {
   for (const TransferId id : reservations.sweep(deps.clock.now())) {
     Sequence& s = *reserved.at(id);
     metrics.lease_expired();
-    fail(s, make_error(ErrorCode::kDeadlineExceeded,
-                       "the KV did not arrive within the lease of " +
-                           std::to_string(to_seconds(s.lease_end - s.reserved_at)) + " s"),
+    fail(s,
+         make_error(ErrorCode::kDeadlineExceeded,
+                    "the KV did not arrive within the lease of " +
+                        std::to_string(to_seconds(s.lease_end - s.reserved_at)) + " s"),
          Report::kYes);
   }
 }
@@ -330,8 +335,8 @@ void DecodeScheduler::State::sweep_leases() {
 void DecodeScheduler::State::drop_dead() {
   std::erase_if(sequences, [this](const auto& s) {
     if (!s->dead || s->in_step) return false;
-    // A transfer id is used once. Without one only a complete answer is final: the router may send a
-    // failed or cancelled request here again.
+    // A transfer id is used once. Without one only a complete answer is final: the router may send
+    // a failed or cancelled request here again.
     if (s->session == session && (s->transfer.value != 0 || s->ok)) {
       ended.add({s->task.id.value, s->transfer.value});
     }
@@ -399,8 +404,7 @@ void DecodeScheduler::on_step(node::StepResult result) {
 
 void DecodeScheduler::on_disconnected() {
   for (auto& s : state_->sequences) {
-    state_->fail(*s, make_error(ErrorCode::kUnavailable, "the router is gone"),
-                 State::Report::kNo);
+    state_->fail(*s, make_error(ErrorCode::kUnavailable, "the router is gone"), State::Report::kNo);
   }
   ++state_->session;
   state_->ended.clear();  // a new session may number its requests anew

@@ -23,24 +23,24 @@ struct DecodeOptions {
   uint32_t max_sequences = 64;       // generating at once; further ones wait in the decode queue
   uint32_t queue_capacity = 256;     // requests held beyond max_sequences, in whatever phase
   uint32_t chunk_tokens = 256;       // most rows of local prefill that may join a decode step
-  // Local prefill takes fewer rows when its part of the step would last longer: with requests that wait for
-  // their next token in the same step, and without.
+  // Local prefill takes fewer rows when its part of the step would last longer: with requests that
+  // wait for their next token in the same step, and without.
   Duration mixed_target = std::chrono::milliseconds(80);
   Duration prefill_target = std::chrono::milliseconds(400);
-  Duration queue_ageing = std::chrono::seconds(1);  // see batch_policy.h
+  Duration queue_ageing = std::chrono::seconds(1);    // see batch_policy.h
   Duration default_lease = std::chrono::seconds(30);  // when the router names none
   Duration max_lease = std::chrono::hours(1);
 };
 
 // Everything a decode node decides: who may write which blocks until when, which requests join the
-// next step, who gives up blocks when they run out. A state machine over messages, transport events,
-// step results and tick(); it owns no thread and no socket. Belongs to the control thread.
+// next step, who gives up blocks when they run out. A state machine over messages, transport
+// events, step results and tick(); it owns no thread and no socket. Belongs to the control thread.
 //
-// A request is reserved (a prefill node writes its blocks; a lease) or waiting (to be prefilled here) ->
-// prefilling -> ready (in the decode queue or generating) -> gone. Preemption takes a request that
-// holds blocks back to waiting; it keeps its tokens. Blocks return to the pool when no step reads or
-// writes them and their transfer is closed, which is synchronous: after Transport::close_receive()
-// nobody writes any more.
+// A request is reserved (a prefill node writes its blocks; a lease) or waiting (to be prefilled
+// here) -> prefilling -> ready (in the decode queue or generating) -> gone. Preemption takes a
+// request that holds blocks back to waiting; it keeps its tokens. Blocks return to the pool when no
+// step reads or writes them and their transfer is closed, which is synchronous: after
+// Transport::close_receive() nobody writes any more.
 class DecodeScheduler final : public node::Scheduler {
  public:
   struct Deps {

@@ -76,10 +76,10 @@ struct DecodeScheduler::State {
   DecodeOptions options;
   DecodeMetrics metrics;
   std::vector<std::unique_ptr<Sequence>> sequences;  // in order of arrival
-  kv::Reservations reservations;             // blocks of the reserved ones
+  kv::Reservations reservations;                     // blocks of the reserved ones
   std::unordered_map<TransferId, Sequence*> reserved;
-  node::RecentIds ended;           // (request, transfer)
-  node::RecentIds fenced;          // (generation, 0)
+  node::RecentIds ended;   // (request, transfer)
+  node::RecentIds fenced;  // (generation, 0)
   uint64_t next_arrival = 1;
   uint64_t next_step = 1;
   uint64_t open_step = 0;  // 0: none

@@ -75,8 +75,8 @@ void DecodeScheduler::State::add_to_step(node::StepJob& step, Sequence& s, uint3
   stepping.push_back(&s);
 }
 
-// Every decode row that may go, and beside them at most a chunk of prompts, so that the time between
-// two tokens of a running request stays bounded whatever arrives.
+// Every decode row that may go, and beside them at most a chunk of prompts, so that the time
+// between two tokens of a running request stays bounded whatever arrives.
 void DecodeScheduler::State::start_step() {
   if (open_step != 0) return;
   admit_waiting();
@@ -100,9 +100,9 @@ void DecodeScheduler::State::start_step() {
     for (const Sequence* s : prompts) remaining.push_back(s->remaining());
     const uint32_t room = options.max_batch_tokens - decoding;
     const double rate = prefill_throughput.per_second();
-    const uint32_t budget =
-        decoding == 0 ? node::rows_within(options.prefill_target, rate, room)
-                      : node::rows_within(options.mixed_target, rate, std::min(room, options.chunk_tokens));
+    const uint32_t budget = decoding == 0 ? node::rows_within(options.prefill_target, rate, room)
+                                          : node::rows_within(options.mixed_target, rate,
+                                                              std::min(room, options.chunk_tokens));
     const auto rows = node::pack_rows(remaining, {.rows = budget, .chunk = budget});
     for (size_t i = 0; i < prompts.size(); ++i) {
       if (rows[i] > 0) add_to_step(step, *prompts[i], rows[i]);
@@ -137,9 +137,9 @@ void DecodeScheduler::State::finish_step(node::StepResult result) {
   const Duration took = result.finished - result.started;
   metrics.step(decode_count, prefill_rows, took);
   if (!result.outputs || result.outputs->size() != batch.size()) {
-    const Error error = result.outputs
-                            ? make_error(ErrorCode::kInternal, "the engine lost a sequence's output")
-                            : result.outputs.error();
+    const Error error =
+        result.outputs ? make_error(ErrorCode::kInternal, "the engine lost a sequence's output")
+                       : result.outputs.error();
     metrics.step_failed();
     // One request must not take its company down: each is tried by itself, the culprit fails.
     for (Sequence* s : batch) {
@@ -216,9 +216,9 @@ void DecodeScheduler::State::update_gauges() {
   size_t counts[4] = {};
   for (const auto& s : sequences) counts[static_cast<size_t>(s->phase)] += s->dead ? 0 : 1;
   metrics.state(counts[static_cast<size_t>(Phase::kReserved)],
-                     counts[static_cast<size_t>(Phase::kWaiting)] +
-                         counts[static_cast<size_t>(Phase::kPrefilling)],
-                     counts[static_cast<size_t>(Phase::kReady)], deps.kv.usage());
+                counts[static_cast<size_t>(Phase::kWaiting)] +
+                    counts[static_cast<size_t>(Phase::kPrefilling)],
+                counts[static_cast<size_t>(Phase::kReady)], deps.kv.usage());
   metrics.transport(deps.transport);
 }
 

@@ -28,18 +28,19 @@ Result<node::NodeSpec> spec_of(const ClusterConfig& config, const std::string& n
       .role_name = "decode",
       .config = config,
       .settings = *section,
-      .tails = 2 * section->max_sequences,  // requests that generate, and as many that arrive or wait
+      .tails =
+          2 * section->max_sequences,  // requests that generate, and as many that arrive or wait
       .run_dir = {},
       .version = {},
       .make_scheduler =
           [section](const node::SchedulerDeps& deps) -> std::unique_ptr<node::Scheduler> {
         return std::make_unique<decode::DecodeScheduler>(
             decode::DecodeScheduler::Deps{.clock = deps.clock,
-                                            .kv = deps.kv,
-                                            .transport = deps.transport,
-                                            .executor = deps.executor,
-                                            .metrics = deps.metrics,
-                                            .send = deps.send},
+                                          .kv = deps.kv,
+                                          .transport = deps.transport,
+                                          .executor = deps.executor,
+                                          .metrics = deps.metrics,
+                                          .send = deps.send},
             options_of(*section, deps.limits));
       }};
 }

@@ -27,22 +27,22 @@ struct Sequence {
   uint64_t session = 0;  // router session it came in
   uint64_t arrival = 0;  // order of arrival
 
-  kv::BlockTable kv;  // while reserved, Reservations has it
-  uint32_t computed = 0;    // leading tokens whose KV stands
-  uint32_t step_rows = 0;   // in the running step
+  kv::BlockTable kv;       // while reserved, Reservations has it
+  uint32_t computed = 0;   // leading tokens whose KV stands
+  uint32_t step_rows = 0;  // in the running step
   uint32_t prompt_cached = 0;
-  bool in_step = false;     // the device may read and write its blocks
-  bool dead = false;        // goes as soon as no step uses it
-  bool ok = false;          // ended with its whole answer
-  bool alone = false;       // was in a step that failed: tries again by itself
-  bool drawn = false;       // has its first token: later prefills only rebuild KV
-  bool reported = false;    // the router has had the first run of a local prefill
+  bool in_step = false;   // the device may read and write its blocks
+  bool dead = false;      // goes as soon as no step uses it
+  bool ok = false;        // ended with its whole answer
+  bool alone = false;     // was in a step that failed: tries again by itself
+  bool drawn = false;     // has its first token: later prefills only rebuild KV
+  bool reported = false;  // the router has had the first run of a local prefill
 
   TimePoint reserved_at;
   TimePoint lease_end;
   TimePoint ready_since;  // or since it last was in a step
   QueueAge age;
-  Duration waited{};      // all of it, for the metric
+  Duration waited{};  // all of it, for the metric
   std::vector<control::Token> scores;
 
   [[nodiscard]] uint32_t length() const { return static_cast<uint32_t>(task.tokens.size()); }

@@ -25,7 +25,8 @@ Result<node::NodeSpec> spec_of(const ClusterConfig& config, const std::string& n
       .role_name = "prefill",
       .config = config,
       .settings = *section,
-      .tails = 2 * section->max_sequences,  // prompts in work, and as many that are still being sent
+      .tails =
+          2 * section->max_sequences,  // prompts in work, and as many that are still being sent
       .run_dir = {},
       .version = {},
       .make_scheduler =

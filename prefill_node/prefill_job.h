@@ -37,7 +37,7 @@ struct Job {
   node::Task task;
   TransferId transfer;   // 0: no hand-over
   uint64_t session = 0;  // router session it came in
-  std::string address;  // the decode node's
+  std::string address;   // the decode node's
   Generation decode_generation;
   uint32_t decode_cached = 0;  // tokens that need not be sent
 
@@ -45,18 +45,18 @@ struct Job {
   kv::BlockTable kv;
   uint32_t reused = 0;  // leading tokens that came from the prefix index
   node::Handover handover;
-  uint32_t prompt = 0;    // tokens to compute KV for
-  uint32_t computed = 0;  // of them done
-  uint32_t posted = 0;    // pages per layer handed to the transport by finished steps
-  uint32_t step_rows = 0;  // in the running step, or in the failed one that is to be tried again
+  uint32_t prompt = 0;       // tokens to compute KV for
+  uint32_t computed = 0;     // of them done
+  uint32_t posted = 0;       // pages per layer handed to the transport by finished steps
+  uint32_t step_rows = 0;    // in the running step, or in the failed one that is to be tried again
   uint32_t step_posted = 0;  // `posted` once the running step succeeds
   std::shared_ptr<SendGate> gate;  // while a transfer is open
 
-  bool in_step = false;   // the device may read and write its blocks
-  bool sending = false;   // a transfer is open: exactly one event will end it
-  bool dead = false;      // cancelled or failed; waits for the two above
-  bool ok = false;        // ended well
-  bool alone = false;     // was in a step that failed: tries that chunk again by itself
+  bool in_step = false;  // the device may read and write its blocks
+  bool sending = false;  // a transfer is open: exactly one event will end it
+  bool dead = false;     // cancelled or failed; waits for the two above
+  bool ok = false;       // ended well
+  bool alone = false;    // was in a step that failed: tries that chunk again by itself
   TimePoint received;
   TimePoint deadline;
   TimePoint started;
@@ -76,8 +76,8 @@ struct PushPlan {
   std::optional<uint32_t> tail;  // tail slot, with the last chunk of an open page
 };
 
-// The layer hook of one step: posts every plan's pages of a layer as soon as that layer's KV stands.
-// Runs on the device thread; `transport` and the pages outlive the step.
+// The layer hook of one step: posts every plan's pages of a layer as soon as that layer's KV
+// stands. Runs on the device thread; `transport` and the pages outlive the step.
 [[nodiscard]] engine::LayerHook make_push_hook(transport::Transport& transport,
                                                const engine::KvPages& pages,
                                                std::vector<PushPlan> plans);

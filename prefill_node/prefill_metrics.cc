@@ -17,7 +17,8 @@ PrefillMetrics::PrefillMetrics(MetricsRegistry& r)
                         kLatencyBuckets)),
       step_seconds_(r.histogram("tandem_prefill_step_seconds", "Duration of one forward pass",
                                 kShortLatencyBuckets)),
-      step_rows_(r.histogram("tandem_prefill_step_rows", "Tokens in one forward pass", kCountBuckets)),
+      step_rows_(
+          r.histogram("tandem_prefill_step_rows", "Tokens in one forward pass", kCountBuckets)),
       step_sequences_(
           r.histogram("tandem_prefill_step_prompts", "Prompts in one forward pass", kCountBuckets)),
       compute_seconds_(r.histogram("tandem_prefill_compute_seconds",

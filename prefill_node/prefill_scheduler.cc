@@ -27,15 +27,17 @@ Status PrefillScheduler::State::check(const control::Prefill& m, const Job& job)
   const auto blocks = node::blocks_for(job.task.tokens.size());
   if (blocks > deps.kv.usage().capacity) {
     return tandem::fail(ErrorCode::kPayloadTooLarge,
-                        "the prompt needs " + std::to_string(blocks) + " KV blocks, this node has " +
+                        "the prompt needs " + std::to_string(blocks) +
+                            " KV blocks, this node has " +
                             std::to_string(deps.kv.usage().capacity) + "; raise kv_memory",
                         "tokens");
   }
   if (m.transfer_id() == 0) return {};
   if (m.decode_transport() != deps.transport.name()) {
-    return tandem::fail(ErrorCode::kMismatch, "decode node " + m.decode_node() + " uses transport '" +
-                                                  m.decode_transport() + "', this node '" +
-                                                  std::string(deps.transport.name()) + "'",
+    return tandem::fail(ErrorCode::kMismatch,
+                        "decode node " + m.decode_node() + " uses transport '" +
+                            m.decode_transport() + "', this node '" +
+                            std::string(deps.transport.name()) + "'",
                         "decode_transport");
   }
   if (m.cached_tokens() % kv::kBlockTokens != 0 ||
@@ -89,9 +91,9 @@ void PrefillScheduler::State::accept(const control::Prefill& m) {
   job->prompt = static_cast<uint32_t>(job->task.tokens.size());
   job->session = session;
   job->received = deps.clock.now();
-  job->deadline = job->received + (m.deadline_ms() == 0
-                                       ? options.default_deadline
-                                       : Duration(std::chrono::milliseconds(m.deadline_ms())));
+  job->deadline =
+      job->received + (m.deadline_ms() == 0 ? options.default_deadline
+                                            : Duration(std::chrono::milliseconds(m.deadline_ms())));
   jobs.push_back(std::move(job));
 }
 
@@ -180,8 +182,8 @@ void PrefillScheduler::State::sweep_deadlines() {
     if (job->dead || now < job->deadline) continue;
     static constexpr const char* kWhere[] = {"in the queue", "while computing", "while sending"};
     fail(*job,
-         make_error(ErrorCode::kDeadlineExceeded,
-                    std::string("the prefill deadline ran out ") + kWhere[static_cast<int>(job->phase)]),
+         make_error(ErrorCode::kDeadlineExceeded, std::string("the prefill deadline ran out ") +
+                                                      kWhere[static_cast<int>(job->phase)]),
          Report::kYes);
     metrics.deadline_exceeded();
   }
@@ -190,8 +192,8 @@ void PrefillScheduler::State::sweep_deadlines() {
 void PrefillScheduler::State::drop_released() {
   std::erase_if(jobs, [this](const auto& job) {
     if (!job->releasable()) return false;
-    // A transfer id is used once. Without one only success is final: the router may send a failed or
-    // cancelled prompt here again.
+    // A transfer id is used once. Without one only success is final: the router may send a failed
+    // or cancelled prompt here again.
     if (job->session == session && (job->transfer.value != 0 || job->ok)) ended.add(key_of(*job));
     return true;
   });

@@ -19,20 +19,22 @@ namespace tandem::prefill {
 struct PrefillOptions {
   node::TaskLimits limits;
   uint32_t max_batch_tokens = 2048;  // most rows of one step
-  Duration step_target = std::chrono::milliseconds(400);  // a step gets fewer when it would take longer
-  uint32_t chunk_tokens = 512;       // rows of one prompt in one step
-  uint32_t max_sequences = 64;       // prompts in work at once, those still being sent not counted
-  uint32_t queue_capacity = 256;     // prompts that wait for their first step
+  Duration step_target =
+      std::chrono::milliseconds(400);  // a step gets fewer when it would take longer
+  uint32_t chunk_tokens = 512;         // rows of one prompt in one step
+  uint32_t max_sequences = 64;    // prompts in work at once, those still being sent not counted
+  uint32_t queue_capacity = 256;  // prompts that wait for their first step
   Duration default_deadline = std::chrono::seconds(30);  // when the router names none
 };
 
-// Everything a prefill node decides: which prompts join the next step, what is pushed where, and when
-// blocks may be reused. A state machine over messages, transport events, step results and tick();
-// it owns no thread and no socket. Belongs to the control thread.
+// Everything a prefill node decides: which prompts join the next step, what is pushed where, and
+// when blocks may be reused. A state machine over messages, transport events, step results and
+// tick(); it owns no thread and no socket. Belongs to the control thread.
 //
-// A prompt is queued -> computing (chunk by chunk, each layer's finished pages posted from the device
-// thread) -> sending -> gone. Its blocks stay pinned until both its step and its transfer have ended,
-// whatever else happens: the device may still write them, the transport may still read them.
+// A prompt is queued -> computing (chunk by chunk, each layer's finished pages posted from the
+// device thread) -> sending -> gone. Its blocks stay pinned until both its step and its transfer
+// have ended, whatever else happens: the device may still write them, the transport may still read
+// them.
 class PrefillScheduler final : public node::Scheduler {
  public:
   struct Deps {

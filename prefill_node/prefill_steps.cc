@@ -9,7 +9,8 @@ namespace tandem::prefill {
 bool PrefillScheduler::State::admit(Job& job) {
   // Scoring needs logits of every row, so nothing may be skipped then.
   auto blocks = deps.kv.acquire(job.task.tokens, !job.task.scores_prompt());
-  if (!blocks) return false;  // blocks come back as sends complete or expire; FIFO order holds meanwhile
+  if (!blocks)
+    return false;  // blocks come back as sends complete or expire; FIFO order holds meanwhile
   job.kv = std::move(blocks->table);
   job.reused = blocks->reused_tokens;
   job.computed = job.reused;
@@ -84,8 +85,8 @@ engine::SequenceInput PrefillScheduler::State::input_of(Job& job, uint32_t rows)
   return input;
 }
 
-// Pages that stand once `rows` more rows are computed. The first step of a prompt also sends what came
-// from the prefix index.
+// Pages that stand once `rows` more rows are computed. The first step of a prompt also sends what
+// came from the prefix index.
 std::optional<PushPlan> PrefillScheduler::State::plan_push(Job& job, uint32_t rows) const {
   if (!job.sending) return std::nullopt;
   const uint32_t end = job.computed + rows;
@@ -94,7 +95,10 @@ std::optional<PushPlan> PrefillScheduler::State::plan_push(Job& job, uint32_t ro
   const uint32_t first = job.handover.first_block;
   const uint32_t upto = last ? job.handover.pages : whole - std::min(whole, first);
   job.step_posted = job.posted;
-  PushPlan plan{.transfer = job.transfer, .gate = job.gate, .first_page = job.posted, .blocks = {},
+  PushPlan plan{.transfer = job.transfer,
+                .gate = job.gate,
+                .first_page = job.posted,
+                .blocks = {},
                 .tail = std::nullopt};
   for (uint32_t page = job.posted; page < upto; ++page) {
     plan.blocks.push_back(job.kv.ids()[first + page]);
@@ -107,14 +111,14 @@ std::optional<PushPlan> PrefillScheduler::State::plan_push(Job& job, uint32_t ro
 
 void PrefillScheduler::State::start_step() {
   if (open_step != 0) return;
-  const uint32_t budget = node::rows_within(options.step_target, throughput.per_second(),
-                                            options.max_batch_tokens);
+  const uint32_t budget =
+      node::rows_within(options.step_target, throughput.per_second(), options.max_batch_tokens);
   const std::vector<Job*> batch = next_batch(budget);
   if (batch.empty()) return;
   std::vector<uint32_t> remaining;
   for (const Job* job : batch) remaining.push_back(job->alone ? job->step_rows : job->remaining());
-  const auto rows = node::pack_rows(
-      remaining, {.rows = budget, .chunk = std::min(budget, options.chunk_tokens)});
+  const auto rows =
+      node::pack_rows(remaining, {.rows = budget, .chunk = std::min(budget, options.chunk_tokens)});
 
   node::StepJob step;
   step.id = next_step++;
@@ -151,9 +155,9 @@ void PrefillScheduler::State::finish_step(node::StepResult result) {
   const Duration took = result.finished - result.started;
   metrics.step(batch.size(), rows, took);
   if (!result.outputs || result.outputs->size() != batch.size()) {
-    const Error error = result.outputs
-                            ? make_error(ErrorCode::kInternal, "the engine lost a sequence's output")
-                            : result.outputs.error();
+    const Error error =
+        result.outputs ? make_error(ErrorCode::kInternal, "the engine lost a sequence's output")
+                       : result.outputs.error();
     metrics.step_failed();
     // One prompt must not take its company down: each is tried by itself, the culprit fails.
     for (Job* job : batch) {

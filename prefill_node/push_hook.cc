@@ -24,7 +24,8 @@ Status push_layer(transport::Transport& transport, const engine::KvPages& kv, co
     for (const BlockId block : plan.blocks) pages.push_back(page_of(kv, layer, block));
     TANDEM_TRY(transport.post_pages(plan.transfer, layer, plan.first_page, pages));
   }
-  if (plan.tail) TANDEM_TRY(transport.post_tail(plan.transfer, layer, tail_of(kv, layer, *plan.tail)));
+  if (plan.tail)
+    TANDEM_TRY(transport.post_tail(plan.transfer, layer, tail_of(kv, layer, *plan.tail)));
   return {};
 }
 

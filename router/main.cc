@@ -30,10 +30,14 @@ int report(const Error& error) {
 
 LogLevel log_level(LogLevelChoice choice) {
   switch (choice) {
-    case LogLevelChoice::kDebug: return LogLevel::kDebug;
-    case LogLevelChoice::kInfo: return LogLevel::kInfo;
-    case LogLevelChoice::kWarning: return LogLevel::kWarning;
-    case LogLevelChoice::kError: return LogLevel::kError;
+    case LogLevelChoice::kDebug:
+      return LogLevel::kDebug;
+    case LogLevelChoice::kInfo:
+      return LogLevel::kInfo;
+    case LogLevelChoice::kWarning:
+      return LogLevel::kWarning;
+    case LogLevelChoice::kError:
+      return LogLevel::kError;
   }
   return LogLevel::kInfo;
 }
@@ -73,10 +77,13 @@ int run(const Arguments& arguments) {
 
 int main(int argc, char** argv) {
   tandem::router::Arguments arguments;
-  CLI::App app("The router of a Tandem cluster: OpenAI API, queueing, dispatch, streaming.", "tandem-router");
+  CLI::App app("The router of a Tandem cluster: OpenAI API, queueing, dispatch, streaming.",
+               "tandem-router");
   app.add_option("--config", arguments.config, "Cluster file (docs/configuration.md)")->required();
-  app.add_option("--run-dir", arguments.run_dir, "Folder in which to tell the ports that were opened");
-  app.add_flag("--print-config", arguments.print_config, "Print the configuration in effect and exit");
+  app.add_option("--run-dir", arguments.run_dir,
+                 "Folder in which to tell the ports that were opened");
+  app.add_flag("--print-config", arguments.print_config,
+               "Print the configuration in effect and exit");
   app.set_version_flag("--version", TANDEM_VERSION);
   try {
     app.parse(argc, argv);

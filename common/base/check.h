@@ -12,8 +12,8 @@ namespace tandem {
 
 // For invariants of this program, in every build type. Never for input, config or what a peer sent:
 // those get an Error.
-#define TANDEM_CHECK(condition, message)                                              \
-  do {                                                                                \
-    if (!(condition)) [[unlikely]]                                                    \
-      ::tandem::check_failed(#condition, (message), __FILE__, __LINE__);               \
+#define TANDEM_CHECK(condition, message)                                 \
+  do {                                                                   \
+    if (!(condition)) [[unlikely]]                                       \
+      ::tandem::check_failed(#condition, (message), __FILE__, __LINE__); \
   } while (false)

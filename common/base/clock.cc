@@ -3,7 +3,8 @@
 namespace tandem {
 
 TimePoint SteadyClock::now() const {
-  return {std::chrono::duration_cast<Duration>(std::chrono::steady_clock::now().time_since_epoch())};
+  return {
+      std::chrono::duration_cast<Duration>(std::chrono::steady_clock::now().time_since_epoch())};
 }
 
 double SteadyClock::unix_seconds() const {

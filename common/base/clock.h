@@ -44,7 +44,9 @@ class SteadyClock final : public Clock {
 class ManualClock final : public Clock {
  public:
   [[nodiscard]] TimePoint now() const override { return now_; }
-  [[nodiscard]] double unix_seconds() const override { return 1.7e9 + to_seconds(now_.since_start); }
+  [[nodiscard]] double unix_seconds() const override {
+    return 1.7e9 + to_seconds(now_.since_start);
+  }
   void advance(Duration d) { now_ = now_ + d; }
 
  private:

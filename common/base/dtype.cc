@@ -6,9 +6,12 @@ namespace tandem {
 
 std::string_view to_string(DType t) {
   switch (t) {
-    case DType::kF32: return "float32";
-    case DType::kF16: return "float16";
-    case DType::kBf16: return "bfloat16";
+    case DType::kF32:
+      return "float32";
+    case DType::kF16:
+      return "float16";
+    case DType::kBf16:
+      return "bfloat16";
   }
   TANDEM_CHECK(false, "dtype outside its enumeration");
   return {};

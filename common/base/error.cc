@@ -28,24 +28,42 @@ const ErrorTraits& error_traits(ErrorCode code) {
   static constexpr ErrorTraits kConfig{500, false, "config", kServer};
   static constexpr ErrorTraits kInternal{500, false, "internal", kServer};
   switch (code) {
-    case ErrorCode::kInvalidArgument: return kInvalidArgument;
-    case ErrorCode::kUnauthenticated: return kUnauthenticated;
-    case ErrorCode::kNotFound: return kNotFound;
-    case ErrorCode::kMethodNotAllowed: return kMethodNotAllowed;
-    case ErrorCode::kPayloadTooLarge: return kPayloadTooLarge;
-    case ErrorCode::kRequestTimeout: return kRequestTimeout;
-    case ErrorCode::kCancelled: return kCancelled;
-    case ErrorCode::kQueueFull: return kQueueFull;
-    case ErrorCode::kDeadlineExceeded: return kDeadlineExceeded;
-    case ErrorCode::kUnavailable: return kUnavailable;
-    case ErrorCode::kResourceExhausted: return kResourceExhausted;
-    case ErrorCode::kUnsupported: return kUnsupported;
-    case ErrorCode::kCorruptData: return kCorruptData;
-    case ErrorCode::kMismatch: return kMismatch;
-    case ErrorCode::kTransport: return kTransport;
-    case ErrorCode::kIo: return kIo;
-    case ErrorCode::kConfig: return kConfig;
-    case ErrorCode::kInternal: return kInternal;
+    case ErrorCode::kInvalidArgument:
+      return kInvalidArgument;
+    case ErrorCode::kUnauthenticated:
+      return kUnauthenticated;
+    case ErrorCode::kNotFound:
+      return kNotFound;
+    case ErrorCode::kMethodNotAllowed:
+      return kMethodNotAllowed;
+    case ErrorCode::kPayloadTooLarge:
+      return kPayloadTooLarge;
+    case ErrorCode::kRequestTimeout:
+      return kRequestTimeout;
+    case ErrorCode::kCancelled:
+      return kCancelled;
+    case ErrorCode::kQueueFull:
+      return kQueueFull;
+    case ErrorCode::kDeadlineExceeded:
+      return kDeadlineExceeded;
+    case ErrorCode::kUnavailable:
+      return kUnavailable;
+    case ErrorCode::kResourceExhausted:
+      return kResourceExhausted;
+    case ErrorCode::kUnsupported:
+      return kUnsupported;
+    case ErrorCode::kCorruptData:
+      return kCorruptData;
+    case ErrorCode::kMismatch:
+      return kMismatch;
+    case ErrorCode::kTransport:
+      return kTransport;
+    case ErrorCode::kIo:
+      return kIo;
+    case ErrorCode::kConfig:
+      return kConfig;
+    case ErrorCode::kInternal:
+      return kInternal;
   }
   TANDEM_CHECK(false, "error code outside its enumeration");
   return kInternal;

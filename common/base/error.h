@@ -40,7 +40,8 @@ struct ErrorTraits {
 [[nodiscard]] const ErrorTraits& error_traits(ErrorCode code);
 
 // An error says what was wrong, where (file, line, field) and what to do, in `detail`.
-// `param` names the request or config field at fault, if one is. `location` is the C++ origin, for logs.
+// `param` names the request or config field at fault, if one is. `location` is the C++ origin, for
+// logs.
 struct Error {
   ErrorCode code = ErrorCode::kInternal;
   std::string detail;

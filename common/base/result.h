@@ -26,19 +26,18 @@ using Status = tl::expected<void, Error>;
 }  // namespace tandem
 
 // Propagates an error to the caller; the expression must yield a Status or Result.
-#define TANDEM_TRY(expression)                                     \
-  do {                                                             \
-    auto tandem_try_result_ = (expression);                        \
-    if (!tandem_try_result_)                                       \
-      return ::tandem::fail(std::move(tandem_try_result_).error()); \
+#define TANDEM_TRY(expression)                                                             \
+  do {                                                                                     \
+    auto tandem_try_result_ = (expression);                                                \
+    if (!tandem_try_result_) return ::tandem::fail(std::move(tandem_try_result_).error()); \
   } while (false)
 
 #define TANDEM_CONCAT_INNER_(a, b) a##b
 #define TANDEM_CONCAT_(a, b) TANDEM_CONCAT_INNER_(a, b)
 
 // TANDEM_ASSIGN(auto config, load_config(path)); declares or assigns, or propagates the error.
-#define TANDEM_ASSIGN(target, expression)                                                   \
-  auto TANDEM_CONCAT_(tandem_result_, __LINE__) = (expression);                             \
-  if (!TANDEM_CONCAT_(tandem_result_, __LINE__))                                            \
-    return ::tandem::fail(std::move(TANDEM_CONCAT_(tandem_result_, __LINE__)).error());      \
+#define TANDEM_ASSIGN(target, expression)                                               \
+  auto TANDEM_CONCAT_(tandem_result_, __LINE__) = (expression);                         \
+  if (!TANDEM_CONCAT_(tandem_result_, __LINE__))                                        \
+    return ::tandem::fail(std::move(TANDEM_CONCAT_(tandem_result_, __LINE__)).error()); \
   target = std::move(*TANDEM_CONCAT_(tandem_result_, __LINE__))

@@ -36,10 +36,11 @@ void describe(SchemaVisitor& v, ModelSettings& c) {
             .doc = "`dummy` makes random weights from config.json alone, to measure speed.",
             .example = "dummy"},
            c.load_format, kLoadFormatNames);
-  v.choice({.key = "dtype",
-            .doc = "Type of the weights in memory. `auto`: bf16 where the files hold 16 bits or less.",
-            .example = "bf16"},
-           c.dtype, kWeightTypeNames);
+  v.choice(
+      {.key = "dtype",
+       .doc = "Type of the weights in memory. `auto`: bf16 where the files hold 16 bits or less.",
+       .example = "bf16"},
+      c.dtype, kWeightTypeNames);
   v.integer({.key = "max_context",
              .doc = "Longest prompt plus output, in tokens. 0: what the model allows.",
              .example = "4096"},
@@ -51,9 +52,7 @@ void describe(SchemaVisitor& v, KvSettings& c) {
             .doc = "How keys and values are stored and shipped. `auto`: the weights' own type.",
             .example = "int8"},
            c.format, kKvFormatChoiceNames);
-  v.size({.key = "memory",
-          .doc = "Memory for the KV blocks of each node.",
-          .example = "2GiB"},
+  v.size({.key = "memory", .doc = "Memory for the KV blocks of each node.", .example = "2GiB"},
          c.memory, {mib(1), ByteSize{uint64_t{1} << 44}});
   v.integer({.key = "blocks",
              .doc = "Number of 16-token blocks of each node. 0: as many as `memory` holds.",
@@ -80,8 +79,8 @@ void describe(SchemaVisitor& v, HttpSettings& c) {
           .example = "0.0.0.0",
           .required = true},
          c.host);
-  v.integer({.key = "port", .doc = "Port to listen on. 0: any free one.", .example = "8000"}, c.port,
-            kPort);
+  v.integer({.key = "port", .doc = "Port to listen on. 0: any free one.", .example = "8000"},
+            c.port, kPort);
   v.integer({.key = "threads",
              .doc = "Threads that serve connections. 0: one, or two from four CPUs on.",
              .example = "2"},
@@ -96,11 +95,12 @@ void describe(SchemaVisitor& v, HttpSettings& c) {
              .doc = "Connections open at once; further ones get 503 at once.",
              .example = "4096"},
             c.max_connections, kCount);
-  v.duration({.key = "idle_timeout",
-              .doc = "How long an idle connection is kept. Longer than the clients' own, or they see "
-                     "resets.",
-              .example = "120s"},
-             c.idle_timeout, kWait);
+  v.duration(
+      {.key = "idle_timeout",
+       .doc = "How long an idle connection is kept. Longer than the clients' own, or they see "
+              "resets.",
+       .example = "120s"},
+      c.idle_timeout, kWait);
   v.duration({.key = "header_timeout",
               .doc = "How long the headers of a request may take to arrive.",
               .example = "10s"},
@@ -114,11 +114,12 @@ void describe(SchemaVisitor& v, HttpSettings& c) {
               .example = "30s"},
              c.write_timeout, kWait);
   v.section({.key = "tls", .doc = "HTTPS."}, c.tls);
-  v.texts({.key = "api_keys",
-           .doc = "Bearer keys that are let in. None here and none in `api_keys_file`: no key needed.",
-           .example = "[sk-one, sk-two]",
-           .secret = true},
-          c.api_keys);
+  v.texts(
+      {.key = "api_keys",
+       .doc = "Bearer keys that are let in. None here and none in `api_keys_file`: no key needed.",
+       .example = "[sk-one, sk-two]",
+       .secret = true},
+      c.api_keys);
   v.path({.key = "api_keys_file",
           .doc = "File with one key a line; empty lines and lines that begin with # do not count.",
           .example = "/etc/tandem/api-keys"},
@@ -137,11 +138,13 @@ void describe(SchemaVisitor& v, ControlSettings& c) {
          c.host);
   v.integer({.key = "port", .doc = "Port that nodes dial. 0: any free one.", .example = "7070"},
             c.port, kPort);
-  v.text({.key = "shared_key",
-          .doc = "Secret that nodes prove they know before they are admitted. Empty: none is asked for.",
-          .example = "correct-horse-battery",
-          .secret = true},
-         c.shared_key);
+  v.text(
+      {.key = "shared_key",
+       .doc =
+           "Secret that nodes prove they know before they are admitted. Empty: none is asked for.",
+       .example = "correct-horse-battery",
+       .secret = true},
+      c.shared_key);
   v.path({.key = "shared_key_file",
           .doc = "File whose first line is the shared key.",
           .example = "/etc/tandem/shared-key"},
@@ -234,8 +237,8 @@ void describe(SchemaVisitor& v, MetricsEndpointSettings& c) {
           .example = "0.0.0.0",
           .required = true},
          c.host);
-  v.integer({.key = "port", .doc = "Port to listen on. 0: any free one.", .example = "9101"}, c.port,
-            kPort);
+  v.integer({.key = "port", .doc = "Port to listen on. 0: any free one.", .example = "9101"},
+            c.port, kPort);
 }
 
 void describe(SchemaVisitor& v, TransportSettings& c) {
@@ -298,14 +301,14 @@ void describe(SchemaVisitor& v, DecodeNodeSettings& c) {
              .doc = "Most tokens of a prompt prefilled here that join one decode step.",
              .example = "256"},
             c.chunk_tokens, {16, 1u << 20});
-  v.integer({.key = "queue",
-             .doc = "Requests that may wait for a place in the batch.",
-             .example = "256"},
-            c.queue, kCount);
-  v.duration({.key = "queue_ageing",
-              .doc = "Waiting this long counts as much as being the longest request; no request starves.",
-              .example = "1s"},
-             c.queue_ageing, kWait);
+  v.integer(
+      {.key = "queue", .doc = "Requests that may wait for a place in the batch.", .example = "256"},
+      c.queue, kCount);
+  v.duration(
+      {.key = "queue_ageing",
+       .doc = "Waiting this long counts as much as being the longest request; no request starves.",
+       .example = "1s"},
+      c.queue_ageing, kWait);
   v.duration({.key = "lease",
               .doc = "How long reserved blocks wait for their KV before they are taken back.",
               .example = "30s"},
@@ -323,7 +326,8 @@ void describe(SchemaVisitor& v, LogSettings& c) {
 
 void describe(SchemaVisitor& v, ClusterConfig& c) {
   v.section({.key = "model", .doc = "What is served."}, c.model);
-  v.section({.key = "kv", .doc = "Keys and values of the attention, in blocks of 16 tokens."}, c.kv);
+  v.section({.key = "kv", .doc = "Keys and values of the attention, in blocks of 16 tokens."},
+            c.kv);
   v.section({.key = "router", .doc = "The process that clients and nodes talk to."}, c.router);
   v.list({.key = "prefill",
           .doc = "Nodes of this box that compute prompts. Absent: one with default settings; `[]`: "

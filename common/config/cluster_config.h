@@ -186,8 +186,8 @@ void describe(SchemaVisitor& visitor, ClusterConfig& config);
 
 // The node of that name, or null.
 [[nodiscard]] const PrefillNodeSettings* find_prefill(const ClusterConfig& config,
-                                                    std::string_view name);
+                                                      std::string_view name);
 [[nodiscard]] const DecodeNodeSettings* find_decode(const ClusterConfig& config,
-                                                  std::string_view name);
+                                                    std::string_view name);
 
 }  // namespace tandem

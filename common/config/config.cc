@@ -144,7 +144,8 @@ Result<std::vector<std::string>> load_api_keys(const HttpSettings& http) {
     const std::vector<std::string> lines = lines_of(text);
     // An empty list would open the server to everybody; whoever names a file wants keys.
     if (lines.empty()) {
-      return fail(ErrorCode::kConfig, http.api_keys_file + ": holds no key", "router.http.api_keys_file");
+      return fail(ErrorCode::kConfig, http.api_keys_file + ": holds no key",
+                  "router.http.api_keys_file");
     }
     keys.insert(keys.end(), lines.begin(), lines.end());
   }

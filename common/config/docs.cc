@@ -39,7 +39,8 @@ std::string escape_cell(std::string_view text) {
   return out;
 }
 
-// Writes one table per section, in the order of the fields; sections inside come after their parent.
+// Writes one table per section, in the order of the fields; sections inside come after their
+// parent.
 class DocsWriter final : public SpellingVisitor {
  public:
   std::string take() {
@@ -48,7 +49,9 @@ class DocsWriter final : public SpellingVisitor {
       if (table.rows.empty() && table.key.empty()) continue;
       out += "\n## `" + table.key + "`\n\n" + table.doc + "\n";
       if (table.rows.empty()) continue;
-      out += "\n| key | type | default | allowed | what it does | example |\n|---|---|---|---|---|---|\n";
+      out +=
+          "\n| key | type | default | allowed | what it does | example "
+          "|\n|---|---|---|---|---|---|\n";
       out += table.rows;
     }
     return out;

@@ -42,8 +42,8 @@ class Printer final : public SpellingVisitor {
  protected:
   void leaf(const FieldInfo& info, const std::string& spelling, const std::string&,
             const std::string&) override {
-    const bool hidden = info.secret && secrets_ == Secrets::kHide && spelling != "\"\"" &&
-                        spelling != "[]";
+    const bool hidden =
+        info.secret && secrets_ == Secrets::kHide && spelling != "\"\"" && spelling != "[]";
     if (hidden) {
       // A comment takes no "- " of its own, so it never stands first in a list element.
       out_ += std::string(indent_, ' ') + "# " + std::string(info.key) + ": set, not shown\n";
@@ -111,7 +111,8 @@ void SpellingVisitor::duration(const FieldInfo& info, Duration& value, Bounds<Du
 }
 
 void SpellingVisitor::size(const FieldInfo& info, ByteSize& value, Bounds<ByteSize> bounds) {
-  leaf(info, format_size(value), "size", format_size(bounds.min) + " to " + format_size(bounds.max));
+  leaf(info, format_size(value), "size",
+       format_size(bounds.min) + " to " + format_size(bounds.max));
 }
 
 void SpellingVisitor::texts(const FieldInfo& info, std::vector<std::string>& values) {

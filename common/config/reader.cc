@@ -14,19 +14,22 @@ constexpr size_t kMaxListItems = 1024;
 
 std::string_view describe_kind(const YamlNode& node) {
   switch (node.kind) {
-    case YamlNode::Kind::kNull: return "nothing";
-    case YamlNode::Kind::kScalar: return "a single value";
-    case YamlNode::Kind::kSequence: return "a list";
-    case YamlNode::Kind::kMap: return "a section";
+    case YamlNode::Kind::kNull:
+      return "nothing";
+    case YamlNode::Kind::kScalar:
+      return "a single value";
+    case YamlNode::Kind::kSequence:
+      return "a list";
+    case YamlNode::Kind::kMap:
+      return "a section";
   }
   return "something else";
 }
 
 bool is_plain_text(std::string_view text) {
   if (!is_valid_utf8(text)) return false;
-  return std::none_of(text.begin(), text.end(), [](char c) {
-    return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
-  });
+  return std::none_of(text.begin(), text.end(),
+                      [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
 }
 
 std::string join(std::span<const std::string_view> names) {
@@ -98,10 +101,10 @@ void ConfigReader::finish() {
   for (const auto& variable : environment_) {
     const std::string& name = variable.first;
     if (!name.starts_with("TANDEM_") || used_variables_.contains(name)) continue;
-    const bool ours = std::any_of(
-        scopes_.front().keys.begin(), scopes_.front().keys.end(), [&](const std::string& section) {
-          return name.starts_with(environment_name(section) + "_");
-        });
+    const bool ours = std::any_of(scopes_.front().keys.begin(), scopes_.front().keys.end(),
+                                  [&](const std::string& section) {
+                                    return name.starts_with(environment_name(section) + "_");
+                                  });
     if (!ours || is_service_link(environment_, name)) continue;
     std::string nearest;
     size_t best = 4;
@@ -183,9 +186,9 @@ bool ConfigReader::take_scalars(const FieldInfo& info, std::vector<Raw>& raws) {
   }
   if (node == nullptr) return false;
   if (node->kind != YamlNode::Kind::kSequence) {
-    report(origin, key, "wants a list, such as " +
-                            std::string(info.example.empty() ? "[a, b]" : info.example) +
-                            ", not " + std::string(describe_kind(*node)));
+    report(origin, key,
+           "wants a list, such as " + std::string(info.example.empty() ? "[a, b]" : info.example) +
+               ", not " + std::string(describe_kind(*node)));
     return false;
   }
   for (size_t i = 0; i < node->items.size(); ++i) {
@@ -261,22 +264,21 @@ void ConfigReader::boolean(const FieldInfo& info, bool& value) {
 void ConfigReader::visit_integer(const FieldInfo& info, uint64_t& value, Bounds<uint64_t> bounds) {
   take_plain(info, value, [&](const Raw& raw) -> Result<uint64_t> {
     if (raw.quoted) {
-      return fail(ErrorCode::kConfig, "wants a number, not text; remove the quotes of '" +
-                                          raw.text + "'");
+      return fail(ErrorCode::kConfig,
+                  "wants a number, not text; remove the quotes of '" + raw.text + "'");
     }
-    const std::string range =
-        std::to_string(bounds.min) + " to " + std::to_string(bounds.max);
+    const std::string range = std::to_string(bounds.min) + " to " + std::to_string(bounds.max);
     if (raw.text.starts_with('-') && parse_integer(raw.text.substr(1))) {
-      return fail(ErrorCode::kConfig, out_of_range(raw.text, std::to_string(bounds.min),
-                                                   std::to_string(bounds.max)));
+      return fail(ErrorCode::kConfig,
+                  out_of_range(raw.text, std::to_string(bounds.min), std::to_string(bounds.max)));
     }
     auto parsed = parse_integer(raw.text);
     if (!parsed) {
       return fail(ErrorCode::kConfig, parsed.error().detail + "; allowed are " + range);
     }
     if (*parsed < bounds.min || *parsed > bounds.max) {
-      return fail(ErrorCode::kConfig, out_of_range(raw.text, std::to_string(bounds.min),
-                                                   std::to_string(bounds.max)));
+      return fail(ErrorCode::kConfig,
+                  out_of_range(raw.text, std::to_string(bounds.min), std::to_string(bounds.max)));
     }
     return parsed;
   });
@@ -285,13 +287,13 @@ void ConfigReader::visit_integer(const FieldInfo& info, uint64_t& value, Bounds<
 void ConfigReader::number(const FieldInfo& info, double& value, Bounds<double> bounds) {
   take_plain(info, value, [&](const Raw& raw) -> Result<double> {
     if (raw.quoted) {
-      return fail(ErrorCode::kConfig, "wants a number, not text; remove the quotes of '" +
-                                          raw.text + "'");
+      return fail(ErrorCode::kConfig,
+                  "wants a number, not text; remove the quotes of '" + raw.text + "'");
     }
     TANDEM_ASSIGN(const double parsed, parse_number(raw.text));
     if (parsed < bounds.min || parsed > bounds.max) {
-      return fail(ErrorCode::kConfig, out_of_range(raw.text, std::to_string(bounds.min),
-                                                   std::to_string(bounds.max)));
+      return fail(ErrorCode::kConfig,
+                  out_of_range(raw.text, std::to_string(bounds.min), std::to_string(bounds.max)));
     }
     return parsed;
   });
@@ -301,8 +303,8 @@ void ConfigReader::duration(const FieldInfo& info, Duration& value, Bounds<Durat
   take_plain(info, value, [&](const Raw& raw) -> Result<Duration> {
     TANDEM_ASSIGN(const Duration parsed, parse_duration(raw.text));
     if (parsed < bounds.min || parsed > bounds.max) {
-      return fail(ErrorCode::kConfig, out_of_range(raw.text, format_duration(bounds.min),
-                                                   format_duration(bounds.max)));
+      return fail(ErrorCode::kConfig,
+                  out_of_range(raw.text, format_duration(bounds.min), format_duration(bounds.max)));
     }
     return parsed;
   });
@@ -335,8 +337,9 @@ void ConfigReader::texts(const FieldInfo& info, std::vector<std::string>& values
   values.clear();
   for (const Raw& raw : raws) {
     if (raw.text.empty() || !is_plain_text(raw.text)) {
-      report(raw.origin, full_key(info.key),
-             "holds an entry that is empty or has line breaks, control characters or invalid UTF-8");
+      report(
+          raw.origin, full_key(info.key),
+          "holds an entry that is empty or has line breaks, control characters or invalid UTF-8");
       return;
     }
     values.push_back(raw.text);

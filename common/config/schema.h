@@ -36,9 +36,9 @@ struct Bounds {
 };
 
 // Walks the fields of a config struct. Each struct has one function
-// `void describe(SchemaVisitor&, Struct&)`; parsing, printing, validation, environment overrides and
-// the documentation are visitors, so a key is spelled once. Visitors that only read leave the values
-// alone.
+// `void describe(SchemaVisitor&, Struct&)`; parsing, printing, validation, environment overrides
+// and the documentation are visitors, so a key is spelled once. Visitors that only read leave the
+// values alone.
 class SchemaVisitor {
  public:
   virtual ~SchemaVisitor() = default;

@@ -66,10 +66,11 @@ Result<uint64_t> parse_quantity(std::string_view text, const std::array<Unit, N>
     if (candidate.name == suffix) unit = &candidate;
   }
   if (unit == nullptr) {
-    return fail(ErrorCode::kConfig, (suffix.empty() ? "'" + std::string(text) + "' has no unit"
-                                                    : "'" + std::string(suffix) + "' is not a unit of a " +
-                                                          std::string(what)) +
-                                        "; use one of " + unit_names(units));
+    return fail(
+        ErrorCode::kConfig,
+        (suffix.empty() ? "'" + std::string(text) + "' has no unit"
+                        : "'" + std::string(suffix) + "' is not a unit of a " + std::string(what)) +
+            "; use one of " + unit_names(units));
   }
   using Wide = unsigned __int128;
   const std::string_view decimals =

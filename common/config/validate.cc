@@ -72,8 +72,8 @@ void validate_control(const ControlSettings& control, const ProblemSink& report)
 void validate_node(const NodeSettings& node, uint32_t chunk_tokens, const std::string& key,
                    std::map<std::string, std::string>& names, const ProblemSink& report) {
   if (!is_name(node.name)) {
-    report(key + ".name", "'" + node.name +
-                              "' is not a name; use up to 63 letters, digits, '-', '_' and '.'");
+    report(key + ".name",
+           "'" + node.name + "' is not a name; use up to 63 letters, digits, '-', '_' and '.'");
   }
   const auto [it, added] = names.emplace(node.name, key);
   if (!added) report(key + ".name", "'" + node.name + "' is the name of " + it->second + " too");
@@ -89,8 +89,8 @@ void validate_node(const NodeSettings& node, uint32_t chunk_tokens, const std::s
                                  std::to_string(node.cpus.size()) + " entries; remove one of them");
   }
   if (chunk_tokens > node.max_batch_tokens) {
-    report(key + ".chunk_tokens", "must not be above max_batch_tokens (" +
-                                      std::to_string(node.max_batch_tokens) + ")");
+    report(key + ".chunk_tokens",
+           "must not be above max_batch_tokens (" + std::to_string(node.max_batch_tokens) + ")");
   }
 }
 

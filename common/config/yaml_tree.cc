@@ -46,7 +46,8 @@ class TreeBuilder final : public YAML::EventHandler {
 
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
     const auto it = anchors_.find(anchor);
-    if (it == anchors_.end()) throw Refused{line_of(mark), "an alias that refers to its own parent"};
+    if (it == anchors_.end())
+      throw Refused{line_of(mark), "an alias that refers to its own parent"};
     const size_t copied = count_nodes(it->second);
     if (nodes_ + copied > kMaxYamlNodes) throw Refused{line_of(mark), too_many_nodes()};
     if (open_.size() + depth_of(it->second) > kMaxYamlDepth) {
@@ -153,8 +154,7 @@ class TreeBuilder final : public YAML::EventHandler {
 
 Result<YamlNode> parse_yaml(std::string_view text, std::string_view source) {
   const auto refuse = [&](int line, const std::string& what) {
-    return fail(ErrorCode::kConfig,
-                std::string(source) + ":" + std::to_string(line) + ": " + what);
+    return fail(ErrorCode::kConfig, std::string(source) + ":" + std::to_string(line) + ": " + what);
   };
   if (text.size() > kMaxYamlBytes) {
     return refuse(1, "larger than " + std::to_string(kMaxYamlBytes >> 20) + " MiB");

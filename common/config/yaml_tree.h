@@ -9,8 +9,8 @@
 
 namespace tandem {
 
-// A YAML document as far as configuration needs it: aliases resolved, sizes bounded, every node with
-// its place in the file.
+// A YAML document as far as configuration needs it: aliases resolved, sizes bounded, every node
+// with its place in the file.
 struct YamlNode {
   enum class Kind : uint8_t { kNull, kScalar, kSequence, kMap };
   struct Entry;
@@ -34,8 +34,8 @@ inline constexpr size_t kMaxYamlDepth = 32;
 inline constexpr size_t kMaxYamlNodes = 20'000;  // after aliases are written out
 
 // `source` stands in front of messages ("cluster.yaml:3: …"). Refuses syntax errors, several
-// documents, duplicate and non-scalar keys, and whatever is over the bounds above. An empty document
-// is an empty map.
+// documents, duplicate and non-scalar keys, and whatever is over the bounds above. An empty
+// document is an empty map.
 [[nodiscard]] Result<YamlNode> parse_yaml(std::string_view text, std::string_view source);
 
 }  // namespace tandem

@@ -6,7 +6,8 @@
 
 namespace tandem::kv {
 
-static_assert(std::endian::native == std::endian::little, "chain hashes are of little-endian bytes");
+static_assert(std::endian::native == std::endian::little,
+              "chain hashes are of little-endian bytes");
 
 ChainHash chain_hash(ChainHash parent, std::span<const TokenId, kBlockTokens> tokens) {
   return XXH3_64bits_withSeed(tokens.data(), tokens.size_bytes(), parent);

@@ -9,8 +9,9 @@
 
 namespace tandem::kv {
 
-// Names the content of a 16-token block *and everything before it*: two blocks with the same chain hash
-// hold the same KV unless the hash collides (the index compares tokens; a router only prefers).
+// Names the content of a 16-token block *and everything before it*: two blocks with the same chain
+// hash hold the same KV unless the hash collides (the index compares tokens; a router only
+// prefers).
 using ChainHash = uint64_t;
 inline constexpr ChainHash kChainRoot = 0;
 

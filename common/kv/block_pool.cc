@@ -81,8 +81,7 @@ Result<std::unique_ptr<BlockPool>> BlockPool::create(const BlockPoolOptions& opt
                 "tails");
   }
   TANDEM_ASSIGN(const size_t page_bytes, region_bytes(options.layout, options.blocks));
-  TANDEM_ASSIGN(const size_t tail_bytes,
-                region_bytes(options.layout.tail_layout(), options.tails));
+  TANDEM_ASSIGN(const size_t tail_bytes, region_bytes(options.layout.tail_layout(), options.tails));
   TANDEM_ASSIGN(MemoryRegion pages, MemoryRegion::create(page_bytes, options.memory));
   TANDEM_ASSIGN(MemoryRegion tails, MemoryRegion::create(tail_bytes, options.memory));
   return std::unique_ptr<BlockPool>(new BlockPool(options, std::move(pages), std::move(tails)));
@@ -106,7 +105,8 @@ BlockPool::BlockPool(const BlockPoolOptions& options, MemoryRegion pages, Memory
 
 BlockPool::~BlockPool() {
   TANDEM_CHECK(held_blocks() == 0, "KV blocks are still held while their pool is destroyed");
-  TANDEM_CHECK(free_tails() == options_.tails, "tail slots are still held while their pool is destroyed");
+  TANDEM_CHECK(free_tails() == options_.tails,
+               "tail slots are still held while their pool is destroyed");
 }
 
 BlockPool::Block& BlockPool::block(BlockId id) {
@@ -148,10 +148,10 @@ BlockId BlockPool::take() {
 
 Result<std::vector<BlockHandle>> BlockPool::allocate(size_t count) {
   if (count > available_blocks()) {
-    return fail(ErrorCode::kResourceExhausted,
-                "KV pool: " + std::to_string(count) + " blocks wanted, " +
-                    std::to_string(available_blocks()) + " of " + std::to_string(capacity()) +
-                    " available");
+    return fail(ErrorCode::kResourceExhausted, "KV pool: " + std::to_string(count) +
+                                                   " blocks wanted, " +
+                                                   std::to_string(available_blocks()) + " of " +
+                                                   std::to_string(capacity()) + " available");
   }
   std::vector<BlockHandle> handles;
   handles.reserve(count);

@@ -17,8 +17,8 @@ namespace tandem::kv {
 
 class BlockPool;
 
-// One reference to a block. Move-only; a second reference is made with BlockPool::share(). Destroyed
-// on the pool's thread, before the pool.
+// One reference to a block. Move-only; a second reference is made with BlockPool::share().
+// Destroyed on the pool's thread, before the pool.
 class BlockHandle {
  public:
   BlockHandle() = default;
@@ -101,10 +101,11 @@ class BlockTable {
 struct BlockPoolOptions {
   KvLayout layout = {};
   uint32_t blocks = 0;
-  uint32_t tails = 0;  // open pages: sequences that may be in work at once; layouts with needs_tail()
+  uint32_t tails =
+      0;  // open pages: sequences that may be in work at once; layouts with needs_tail()
   MemoryRegion::Options memory = {};
-  // Tests and sims: freed memory is filled with a pattern, and allocating checks that it still holds
-  // (TANDEM_CHECK), which catches every write to a block that nobody holds.
+  // Tests and sims: freed memory is filled with a pattern, and allocating checks that it still
+  // holds (TANDEM_CHECK), which catches every write to a block that nobody holds.
   bool poison = false;
 };
 
@@ -113,8 +114,8 @@ struct BlockPoolOptions {
 //   held    at least one handle refers to it
 //   cached  no handle, but the prefix index can still find its content: evicted LRU when needed
 // Allocation takes free blocks first and evicts cached ones after. Running out is
-// kResourceExhausted. Thread: the control thread only (page memory itself is read and written by the
-// device and transport threads under handles that the control thread keeps).
+// kResourceExhausted. Thread: the control thread only (page memory itself is read and written by
+// the device and transport threads under handles that the control thread keeps).
 class BlockPool {
  public:
   [[nodiscard]] static Result<std::unique_ptr<BlockPool>> create(const BlockPoolOptions& options);
@@ -157,8 +158,8 @@ class BlockPool {
 
   struct Block {
     uint32_t references = 0;
-    bool indexed = false;                      // the prefix index can find it
-    std::list<BlockId>::iterator lru_position; // valid while cached
+    bool indexed = false;                       // the prefix index can find it
+    std::list<BlockId>::iterator lru_position;  // valid while cached
   };
 
   explicit BlockPool(const BlockPoolOptions& options, MemoryRegion pages, MemoryRegion tails);

@@ -17,11 +17,16 @@ enum class Coding : uint8_t { kF32, kBf16, kInt8, kFourBitRows, kFourBitChannels
 
 Coding coding(const KvLayout& layout, KvSide side) {
   switch (layout.format) {
-    case KvFormat::kF32: return Coding::kF32;
-    case KvFormat::kBf16: return Coding::kBf16;
-    case KvFormat::kInt8: return Coding::kInt8;
-    case KvFormat::kK8V4: return side == KvSide::kK ? Coding::kInt8 : Coding::kFourBitRows;
-    case KvFormat::kInt4: return side == KvSide::kK ? Coding::kFourBitChannels : Coding::kFourBitRows;
+    case KvFormat::kF32:
+      return Coding::kF32;
+    case KvFormat::kBf16:
+      return Coding::kBf16;
+    case KvFormat::kInt8:
+      return Coding::kInt8;
+    case KvFormat::kK8V4:
+      return side == KvSide::kK ? Coding::kInt8 : Coding::kFourBitRows;
+    case KvFormat::kInt4:
+      return side == KvSide::kK ? Coding::kFourBitChannels : Coding::kFourBitRows;
   }
   TANDEM_CHECK(false, "KV format outside its enumeration");
   return Coding::kBf16;
@@ -81,7 +86,8 @@ Grid fit_group(const float* x, uint32_t n, uint8_t* q) {
   const float minimum = half_to_float(grid.minimum);
   const float inverse = 1.0F / half_to_float(grid.scale);
   for (uint32_t i = 0; i < n; ++i) {
-    q[i] = static_cast<uint8_t>(std::clamp(std::nearbyint((x[i] - minimum) * inverse), 0.0F, 15.0F));
+    q[i] =
+        static_cast<uint8_t>(std::clamp(std::nearbyint((x[i] - minimum) * inverse), 0.0F, 15.0F));
   }
   return grid;
 }
@@ -157,11 +163,15 @@ bool row_coded(const KvLayout& layout, KvSide side) {
 
 size_t row_bytes(const KvLayout& layout, KvSide side) {
   switch (coding(layout, side)) {
-    case Coding::kF32: return size_t{layout.head_dim} * 4;
-    case Coding::kBf16: return size_t{layout.head_dim} * 2;
-    case Coding::kInt8: return layout.head_dim;
+    case Coding::kF32:
+      return size_t{layout.head_dim} * 4;
+    case Coding::kBf16:
+      return size_t{layout.head_dim} * 2;
+    case Coding::kInt8:
+      return layout.head_dim;
     case Coding::kFourBitRows:
-    case Coding::kFourBitChannels: return layout.head_dim / 2;
+    case Coding::kFourBitChannels:
+      return layout.head_dim / 2;
   }
   TANDEM_CHECK(false, "KV coding outside its enumeration");
   return 0;
@@ -170,10 +180,12 @@ size_t row_bytes(const KvLayout& layout, KvSide side) {
 size_t scale_offset(const KvLayout& layout, KvSide side) {
   switch (coding(layout, side)) {
     case Coding::kF32:
-    case Coding::kBf16: return 0;
+    case Coding::kBf16:
+      return 0;
     case Coding::kInt8:
     case Coding::kFourBitRows:
-    case Coding::kFourBitChannels: return kBlockTokens * row_bytes(layout, side);
+    case Coding::kFourBitChannels:
+      return kBlockTokens * row_bytes(layout, side);
   }
   TANDEM_CHECK(false, "KV coding outside its enumeration");
   return 0;
@@ -192,8 +204,12 @@ void encode_row(const KvLayout& layout, KvSide side, uint32_t token, const float
         store_half(section, size_t{token} * head_dim + c, to_bf16(row[c]).bits);
       }
       return;
-    case Coding::kInt8: encode_int8_row(head_dim, token, row, section); return;
-    case Coding::kFourBitRows: encode_v4_row(head_dim, token, row, section); return;
+    case Coding::kInt8:
+      encode_int8_row(head_dim, token, row, section);
+      return;
+    case Coding::kFourBitRows:
+      encode_v4_row(head_dim, token, row, section);
+      return;
     case Coding::kFourBitChannels:
       TANDEM_CHECK(false, "keys of int4 are encoded a page at a time");
       return;
@@ -221,7 +237,9 @@ void decode_row(const KvLayout& layout, KvSide side, const std::byte* section, u
   const std::byte* row = section + token * row_bytes(layout, side);
   const std::byte* scales = section + scale_offset(layout, side);
   switch (coding(layout, side)) {
-    case Coding::kF32: std::memcpy(out, row, size_t{head_dim} * 4); return;
+    case Coding::kF32:
+      std::memcpy(out, row, size_t{head_dim} * 4);
+      return;
     case Coding::kBf16:
       for (uint32_t c = 0; c < head_dim; ++c) out[c] = to_float(Bf16{load_half(row, c)});
       return;

@@ -8,14 +8,15 @@
 namespace tandem::kv {
 
 // Scalar reference of the KV codec. It *defines* the bytes of every format: SIMD and GPU encoders
-// must produce the same bytes, decoders the same floats, for every input. The rules below are written
-// so that any vector width can follow them: all arithmetic is IEEE float32, element-wise, rounded to
-// nearest even, and the only sums are of small integers, which are exact in any order. No operation
-// below may be contracted into a fused multiply-add except where fma() is written (build encoders
-// with -ffp-contract=off). half() is float32 -> binary16, to nearest even.
+// must produce the same bytes, decoders the same floats, for every input. The rules below are
+// written so that any vector width can follow them: all arithmetic is IEEE float32, element-wise,
+// rounded to nearest even, and the only sums are of small integers, which are exact in any order.
+// No operation below may be contracted into a fused multiply-add except where fma() is written
+// (build encoders with -ffp-contract=off). half() is float32 -> binary16, to nearest even.
 //
 // Inputs, quantized formats: clean(x) = 0 for NaN, else x clamped to [-65504, 65504], and -0
-// becomes +0 (x + 0.0f). kF32 copies bits; kBf16 rounds to nearest even and keeps NaN and infinities.
+// becomes +0 (x + 0.0f). kF32 copies bits; kBf16 rounds to nearest even and keeps NaN and
+// infinities.
 //
 // int8 row of n values (K or V of one token and head):
 //   a = max |x|.  a < 2^-24: scale 0, every q 0.
@@ -50,9 +51,9 @@ inline constexpr float kFitUnits = 960.0F;
 inline constexpr FitCandidate kFitCandidates[] = {
     {0, 64}, {0, 62}, {30, 62}, {15, 62}, {15, 63}, {0, 63},
 };
-inline constexpr float kMaxMagnitude = 65504.0F;   // largest finite half
-inline constexpr float kMinAmplitude = 0x1p-24F;   // int8: below, a row is zero
-inline constexpr float kMinRange = 0x1p-20F;       // four bits: below, a group is constant
+inline constexpr float kMaxMagnitude = 65504.0F;  // largest finite half
+inline constexpr float kMinAmplitude = 0x1p-24F;  // int8: below, a row is zero
+inline constexpr float kMinRange = 0x1p-20F;      // four bits: below, a group is constant
 
 enum class KvSide : uint8_t { kK, kV };
 
@@ -70,8 +71,8 @@ enum class KvSide : uint8_t { kK, kV };
   return head * layout.head_bytes() + (side == KvSide::kV ? layout.k_section_bytes() : 0);
 }
 
-// Encodes `row[head_dim]` as token `token` (0 .. 15) of a section. Needs row_coded(). Touches only this
-// token's elements and scales.
+// Encodes `row[head_dim]` as token `token` (0 .. 15) of a section. Needs row_coded(). Touches only
+// this token's elements and scales.
 void encode_row(const KvLayout& layout, KvSide side, uint32_t token, const float* row,
                 std::byte* section);
 
@@ -84,8 +85,8 @@ void decode_row(const KvLayout& layout, KvSide side, const std::byte* section, u
                 float* out);
 
 // Encodes a full page from its tail page (layouts with needs_tail()). These formats are *always*
-// encoded from rows rounded to bf16, whether or not they passed through a tail page, so that the bytes
-// do not depend on how the prompt was cut into chunks.
+// encoded from rows rounded to bf16, whether or not they passed through a tail page, so that the
+// bytes do not depend on how the prompt was cut into chunks.
 void seal_tail(const KvLayout& layout, const std::byte* tail_page, std::byte* page);
 
 }  // namespace tandem::kv

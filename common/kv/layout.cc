@@ -27,19 +27,24 @@ size_t v4_bytes(uint32_t head_dim) {
 
 std::string_view to_string(KvFormat f) {
   switch (f) {
-    case KvFormat::kF32: return "f32";
-    case KvFormat::kBf16: return "bf16";
-    case KvFormat::kInt8: return "int8";
-    case KvFormat::kK8V4: return "k8v4";
-    case KvFormat::kInt4: return "int4";
+    case KvFormat::kF32:
+      return "f32";
+    case KvFormat::kBf16:
+      return "bf16";
+    case KvFormat::kInt8:
+      return "int8";
+    case KvFormat::kK8V4:
+      return "k8v4";
+    case KvFormat::kInt4:
+      return "int4";
   }
   TANDEM_CHECK(false, "KV format outside its enumeration");
   return {};
 }
 
 Result<KvFormat> parse_kv_format(std::string_view name) {
-  for (const KvFormat f : {KvFormat::kF32, KvFormat::kBf16, KvFormat::kInt8, KvFormat::kK8V4,
-                           KvFormat::kInt4}) {
+  for (const KvFormat f :
+       {KvFormat::kF32, KvFormat::kBf16, KvFormat::kInt8, KvFormat::kK8V4, KvFormat::kInt4}) {
     if (name == to_string(f)) return f;
   }
   return fail(ErrorCode::kInvalidArgument, "unknown KV format '" + std::string(name) +
@@ -48,11 +53,15 @@ Result<KvFormat> parse_kv_format(std::string_view name) {
 
 size_t KvLayout::k_section_bytes() const {
   switch (format) {
-    case KvFormat::kF32: return padded(plain_bytes(head_dim, 4));
-    case KvFormat::kBf16: return padded(plain_bytes(head_dim, 2));
+    case KvFormat::kF32:
+      return padded(plain_bytes(head_dim, 4));
+    case KvFormat::kBf16:
+      return padded(plain_bytes(head_dim, 2));
     case KvFormat::kInt8:
-    case KvFormat::kK8V4: return padded(int8_bytes(head_dim));
-    case KvFormat::kInt4: return padded(k4_bytes(head_dim));
+    case KvFormat::kK8V4:
+      return padded(int8_bytes(head_dim));
+    case KvFormat::kInt4:
+      return padded(k4_bytes(head_dim));
   }
   TANDEM_CHECK(false, "KV format outside its enumeration");
   return 0;
@@ -60,11 +69,15 @@ size_t KvLayout::k_section_bytes() const {
 
 size_t KvLayout::v_section_bytes() const {
   switch (format) {
-    case KvFormat::kF32: return padded(plain_bytes(head_dim, 4));
-    case KvFormat::kBf16: return padded(plain_bytes(head_dim, 2));
-    case KvFormat::kInt8: return padded(int8_bytes(head_dim));
+    case KvFormat::kF32:
+      return padded(plain_bytes(head_dim, 4));
+    case KvFormat::kBf16:
+      return padded(plain_bytes(head_dim, 2));
+    case KvFormat::kInt8:
+      return padded(int8_bytes(head_dim));
     case KvFormat::kK8V4:
-    case KvFormat::kInt4: return padded(v4_bytes(head_dim));
+    case KvFormat::kInt4:
+      return padded(v4_bytes(head_dim));
   }
   TANDEM_CHECK(false, "KV format outside its enumeration");
   return 0;
@@ -83,8 +96,7 @@ KvLayout KvLayout::tail_layout() const {
 std::string KvLayout::describe() const {
   return "format " + std::string(to_string(format)) + ", " + std::to_string(kBlockTokens) +
          " tokens a block, " + std::to_string(layers) + " layers, " + std::to_string(kv_heads) +
-         " KV heads of " + std::to_string(head_dim) + ", V groups of " +
-         std::to_string(kV4Group);
+         " KV heads of " + std::to_string(head_dim) + ", V groups of " + std::to_string(kV4Group);
 }
 
 Status validate(const KvLayout& layout) {

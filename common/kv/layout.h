@@ -14,7 +14,7 @@ inline constexpr uint32_t kBlockTokens = 16;
 
 // How keys and values are stored, and therefore shipped. Scales and minima are IEEE half precision.
 enum class KvFormat : uint8_t {
-  kF32,   // reference runs only
+  kF32,  // reference runs only
   kBf16,
   kInt8,  // symmetric, one scale per token and head, for K and for V
   kK8V4,  // K as kInt8; V four bits, asymmetric per token and group of kV4Group channels
@@ -56,9 +56,9 @@ struct KvLayout {
   // What the same block would take in bf16: the denominator of every compression ratio.
   [[nodiscard]] size_t bf16_block_bytes() const;
 
-  // True when a page can only be encoded once all its 16 tokens are known. Rows of the open page are
-  // then kept in a tail page of `tail_layout()`, and a query reads the page it lies in exactly and
-  // all earlier pages as stored, so results do not depend on how a prompt was cut into chunks.
+  // True when a page can only be encoded once all its 16 tokens are known. Rows of the open page
+  // are then kept in a tail page of `tail_layout()`, and a query reads the page it lies in exactly
+  // and all earlier pages as stored, so results do not depend on how a prompt was cut into chunks.
   [[nodiscard]] bool needs_tail() const { return format == KvFormat::kInt4; }
   [[nodiscard]] KvLayout tail_layout() const;
 

@@ -14,9 +14,9 @@ Result<MemoryRegion> MemoryRegion::create(size_t bytes, const Options& options) 
   if (bytes == 0) return region;
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {
-    return fail(ErrorCode::kResourceExhausted,
-                "cannot map " + std::to_string(bytes) + " bytes of KV memory: " +
-                    std::strerror(errno) + "; configure fewer KV blocks");
+    return fail(ErrorCode::kResourceExhausted, "cannot map " + std::to_string(bytes) +
+                                                   " bytes of KV memory: " + std::strerror(errno) +
+                                                   "; configure fewer KV blocks");
   }
   region.data_ = static_cast<std::byte*>(data);
   region.bytes_ = bytes;

@@ -7,12 +7,14 @@
 
 namespace tandem::kv {
 
-// Zeroed anonymous memory, page-aligned, unmapped with its owner. Movable; the address never changes.
+// Zeroed anonymous memory, page-aligned, unmapped with its owner. Movable; the address never
+// changes.
 class MemoryRegion {
  public:
   struct Options {
-    bool huge_pages = true;   // ask for transparent huge pages; the kernel may decline
-    bool first_touch = false; // fault every page in now (start-up cost instead of first-request cost)
+    bool huge_pages = true;  // ask for transparent huge pages; the kernel may decline
+    bool first_touch =
+        false;  // fault every page in now (start-up cost instead of first-request cost)
   };
   [[nodiscard]] static Result<MemoryRegion> create(size_t bytes, const Options& options);
 

@@ -23,7 +23,8 @@ const PrefixIndex::Entry* PrefixIndex::find(ChainHash hash, uint64_t parent_seri
   const auto it = entries_.find(hash);
   if (it == entries_.end()) return nullptr;
   const Entry& entry = it->second;
-  const bool same = entry.parent_serial == parent_serial && std::ranges::equal(entry.tokens, tokens);
+  const bool same =
+      entry.parent_serial == parent_serial && std::ranges::equal(entry.tokens, tokens);
   return same ? &entry : nullptr;
 }
 

@@ -21,10 +21,10 @@ struct PrefixStats {
   uint64_t entries = 0;
 };
 
-// Finds blocks that already hold the KV of a prompt's beginning. A block is found by the hash of its
-// tokens and its predecessor; tokens and predecessor are then compared in full, so a collision costs a
-// miss and never gives another prompt's KV. Held by the node beside its pool; the control thread only.
-// Destroyed before the pool.
+// Finds blocks that already hold the KV of a prompt's beginning. A block is found by the hash of
+// its tokens and its predecessor; tokens and predecessor are then compared in full, so a collision
+// costs a miss and never gives another prompt's KV. Held by the node beside its pool; the control
+// thread only. Destroyed before the pool.
 class PrefixIndex {
  public:
   using HashFunction = ChainHash (*)(ChainHash, std::span<const TokenId, kBlockTokens>);

@@ -22,14 +22,15 @@ struct Reservation {
 struct ReservationCounters {
   uint64_t opened = 0;
   uint64_t completed = 0;
-  uint64_t expired = 0;   // by sweep()
-  uint64_t fenced = 0;    // by fence()
-  uint64_t abandoned = 0; // by abandon(): cancelled, failed
+  uint64_t expired = 0;    // by sweep()
+  uint64_t fenced = 0;     // by fence()
+  uint64_t abandoned = 0;  // by abandon(): cancelled, failed
 };
 
-// Blocks that a remote writer may be writing into. The quiescence rule: blocks of a reservation that
-// did not complete return to the pool only when the writer can no longer reach them, that is after
-// quiesced() (the transport has closed the receive) or fence() (the writer's generation is shut out).
+// Blocks that a remote writer may be writing into. The quiescence rule: blocks of a reservation
+// that did not complete return to the pool only when the writer can no longer reach them, that is
+// after quiesced() (the transport has closed the receive) or fence() (the writer's generation is
+// shut out).
 //
 //   open -> complete()                      the table goes to the request
 //   open -> abandon() | sweep()             quarantined: still held, no longer granted
@@ -50,8 +51,8 @@ class Reservations {
   [[nodiscard]] std::vector<TransferId> sweep(TimePoint now);
   // The transport guarantees that nothing more is written for this id.
   void quiesced(TransferId id);
-  // The transport has shut this writer out: all its reservations end at once. Returns those that were
-  // open, so that their requests can be told.
+  // The transport has shut this writer out: all its reservations end at once. Returns those that
+  // were open, so that their requests can be told.
   std::vector<TransferId> fence(Generation writer);
 
   [[nodiscard]] const Reservation* find(TransferId id) const;  // open ones

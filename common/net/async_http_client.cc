@@ -195,10 +195,9 @@ class Client final : public AsyncHttpClient {
     Attempt attempt = Attempt::kDone;
     {
       const Leave leave{state, place};
-      attempt = connection->secure ? co_await talk(*connection->secure, *connection, state, call,
-                                                   events, keep)
-                                   : co_await talk(*connection->plain, *connection, state, call,
-                                                   events, keep);
+      attempt = connection->secure
+                    ? co_await talk(*connection->secure, *connection, state, call, events, keep)
+                    : co_await talk(*connection->plain, *connection, state, call, events, keep);
     }
     if (keep && !state.closed && state.idle.size() < state.options.max_idle_connections) {
       connection->used = true;

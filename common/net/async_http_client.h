@@ -27,7 +27,8 @@ struct HttpCall {
   std::string body;
 };
 
-// Called on the loop's thread: on_head at most once, on_data any number of times, on_end exactly once.
+// Called on the loop's thread: on_head at most once, on_data any number of times, on_end exactly
+// once.
 struct HttpCallEvents {
   std::function<void(int status, const HttpHeaders& headers)> on_head;
   std::function<void(std::string_view bytes)> on_data;
@@ -35,12 +36,13 @@ struct HttpCallEvents {
 };
 
 // Sends many requests to one server at once over HTTP/1.1 and hands their bodies on as they come.
-// Connections are kept alive and reused; a request that meets a connection the server has just closed
-// is sent once more on a fresh one. Lives on `io`'s thread, like everything that is bound to it.
+// Connections are kept alive and reused; a request that meets a connection the server has just
+// closed is sent once more on a fresh one. Lives on `io`'s thread, like everything that is bound to
+// it.
 class AsyncHttpClient {
  public:
-  // `url` is http://host:port or https://host:port, an optional path is put in front of every target.
-  // The name is resolved here. Errors: kInvalidArgument for the URL, kIo for the name.
+  // `url` is http://host:port or https://host:port, an optional path is put in front of every
+  // target. The name is resolved here. Errors: kInvalidArgument for the URL, kIo for the name.
   [[nodiscard]] static Result<std::unique_ptr<AsyncHttpClient>> create(IoThread& io,
                                                                        const std::string& url,
                                                                        AsyncHttpOptions options);

@@ -34,14 +34,16 @@ std::string hello_proof(std::string_view shared_key, std::string_view nonce,
   return hmac_sha256(shared_key, data);
 }
 
-Status check_hello(const control::Hello& hello, std::string_view nonce, std::string_view shared_key) {
+Status check_hello(const control::Hello& hello, std::string_view nonce,
+                   std::string_view shared_key) {
   // The proof first: a stranger learns nothing else.
   if (!shared_key.empty() &&
       !constant_time_equal(hello.authentication(), hello_proof(shared_key, nonce, hello))) {
-    return fail(ErrorCode::kUnauthenticated,
-                hello.authentication().empty()
-                    ? "this router asks for a shared key; set router.control.shared_key"
-                    : "the shared key differs from the router's; set the same router.control.shared_key");
+    return fail(
+        ErrorCode::kUnauthenticated,
+        hello.authentication().empty()
+            ? "this router asks for a shared key; set router.control.shared_key"
+            : "the shared key differs from the router's; set the same router.control.shared_key");
   }
   if (hello.protocol_version() != kControlProtocolVersion) {
     return fail(ErrorCode::kMismatch,

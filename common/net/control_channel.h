@@ -49,9 +49,9 @@ struct ControlDeps {
 // (create() and destruction also before start() and after stop()).
 //
 // A connection is nothing but a stranger until its Hello came, in time, with the right protocol
-// version, a good name, a generation and (with a shared key) the right proof; then `on_hello` decides.
-// Anything else that comes before, and any frame that is garbage, over-long, out of order or does not parse,
-// closes that connection, is counted by reason, and touches no other.
+// version, a good name, a generation and (with a shared key) the right proof; then `on_hello`
+// decides. Anything else that comes before, and any frame that is garbage, over-long, out of order
+// or does not parse, closes that connection, is counted by reason, and touches no other.
 class ControlServer {
  public:
   struct Callbacks {
@@ -78,17 +78,18 @@ class ControlServer {
   virtual void close(SessionId session, std::string reason) = 0;
 };
 
-// A node's end: dials, introduces itself, and dials again with growing, jittered pauses whenever the
-// connection ends. Lives on `io`'s thread like ControlServer.
+// A node's end: dials, introduces itself, and dials again with growing, jittered pauses whenever
+// the connection ends. Lives on `io`'s thread like ControlServer.
 class ControlClient {
  public:
   struct Callbacks {
-    // A fresh Hello for each attempt; protocol_version, generation and authentication are filled in.
+    // A fresh Hello for each attempt; protocol_version, generation and authentication are filled
+    // in.
     std::function<control::Hello()> make_hello;
     std::function<void(const control::Welcome&)> on_admitted;
     // Refused: the reason is the router's. It is tried again later, since either side may change.
     std::function<void(const std::string& reason)> on_refused;
-    std::function<void(control::ToNode&&)> on_message;  // never Challenge or Welcome
+    std::function<void(control::ToNode&&)> on_message;         // never Challenge or Welcome
     std::function<void(const Error& reason)> on_disconnected;  // after on_admitted only
   };
 

@@ -48,18 +48,17 @@ class Client final : public ControlClient, public std::enable_shared_from_this<C
       if (!client || error || client->attempt_ != attempt) return;
       client->give_up("no answer within " + format_duration(client->options_.handshake_timeout));
     });
-    resolver_.async_resolve(
-        address_.host, std::to_string(address_.port),
-        [self = weak_from_this(), attempt = attempt_](const error_code& error,
-                                                      const tcp::resolver::results_type& found) {
-          const auto client = self.lock();
-          if (!client || client->attempt_ != attempt) return;
-          if (error) {
-            client->give_up("cannot resolve its name: " + error.message());
-          } else {
-            client->connect(found);
-          }
-        });
+    resolver_.async_resolve(address_.host, std::to_string(address_.port),
+                            [self = weak_from_this(), attempt = attempt_](
+                                const error_code& error, const tcp::resolver::results_type& found) {
+                              const auto client = self.lock();
+                              if (!client || client->attempt_ != attempt) return;
+                              if (error) {
+                                client->give_up("cannot resolve its name: " + error.message());
+                              } else {
+                                client->connect(found);
+                              }
+                            });
   }
 
   // The owner's handle went: nothing is called any more.
@@ -102,16 +101,15 @@ class Client final : public ControlClient, public std::enable_shared_from_this<C
     phase_ = Phase::kChallenge;
     connection_ = std::make_shared<FramedConnection>(std::move(socket_), generation_, options_,
                                                      deps_.clock, metrics_);
-    connection_->start(
-        {.on_payload =
-             [self = weak_from_this()](std::string_view payload) {
-               if (const auto client = self.lock()) client->on_payload(payload);
-             },
-         .on_closed =
-             [self = weak_from_this(), attempt = attempt_](const Error& reason) {
-               const auto client = self.lock();
-               if (client && client->attempt_ == attempt) client->on_closed(reason);
-             }});
+    connection_->start({.on_payload =
+                            [self = weak_from_this()](std::string_view payload) {
+                              if (const auto client = self.lock()) client->on_payload(payload);
+                            },
+                        .on_closed =
+                            [self = weak_from_this(), attempt = attempt_](const Error& reason) {
+                              const auto client = self.lock();
+                              if (client && client->attempt_ == attempt) client->on_closed(reason);
+                            }});
   }
 
   void on_payload(std::string_view payload) {
@@ -123,7 +121,8 @@ class Client final : public ControlClient, public std::enable_shared_from_this<C
     }
     switch (phase_) {
       case Phase::kWaiting:
-      case Phase::kConnecting: return;
+      case Phase::kConnecting:
+        return;
       case Phase::kChallenge:
         if (message.has_challenge()) return on_challenge(message.challenge());
         break;
@@ -180,7 +179,8 @@ class Client final : public ControlClient, public std::enable_shared_from_this<C
   }
 
   void reject(const std::string& what, std::string_view label) {
-    connection_->close(make_error(ErrorCode::kCorruptData, connection_->remote() + " " + what), label);
+    connection_->close(make_error(ErrorCode::kCorruptData, connection_->remote() + " " + what),
+                       label);
   }
 
   void on_closed(const Error& reason) {
@@ -268,7 +268,8 @@ class ClientHandle final : public ControlClient {
 Result<std::unique_ptr<ControlClient>> ControlClient::create(const std::string& address,
                                                              Generation generation,
                                                              ControlOptions options,
-                                                             Callbacks callbacks, ControlDeps deps) {
+                                                             Callbacks callbacks,
+                                                             ControlDeps deps) {
   TANDEM_CHECK(generation != Generation{}, "a process has a generation");
   TANDEM_ASSIGN(HostPort parsed, parse_host_port(address));
   auto client = std::make_shared<Client>(std::move(parsed), generation, std::move(options),

@@ -89,8 +89,8 @@ class Server final : public ControlServer {
     const SessionId id(++last_id_);
     Session& session = sessions_[id];
     session.nonce = random_bytes(kNonceBytes);
-    session.connection = std::make_shared<FramedConnection>(std::move(socket), generation_, options_,
-                                                            deps_.clock, metrics_);
+    session.connection = std::make_shared<FramedConnection>(std::move(socket), generation_,
+                                                            options_, deps_.clock, metrics_);
     session.connection->start(
         {.on_payload = [this, id](std::string_view payload) { on_payload(id, payload); },
          .on_closed = [this, id](const Error& reason) { on_closed(id, reason); }});
@@ -151,9 +151,9 @@ class Server final : public ControlServer {
       return;
     }
     metrics_.rejected.with({label}).add();
-    deps_.log.warning("node_refused", {{"node", hello.node_id()},
-                                       {"remote", remote},
-                                       {"reason", welcome.reason()}});
+    deps_.log.warning(
+        "node_refused",
+        {{"node", hello.node_id()}, {"remote", remote}, {"reason", welcome.reason()}});
     session.connection->close_after_flush(make_error(ErrorCode::kMismatch, welcome.reason()));
   }
 
@@ -193,7 +193,8 @@ class Server final : public ControlServer {
 Result<std::unique_ptr<ControlServer>> ControlServer::create(const std::string& host, uint16_t port,
                                                              Generation router_generation,
                                                              ControlOptions options,
-                                                             Callbacks callbacks, ControlDeps deps) {
+                                                             Callbacks callbacks,
+                                                             ControlDeps deps) {
   TANDEM_ASSIGN(tcp::acceptor acceptor, listen_on(deps.io.context(), host, port));
   return std::unique_ptr<ControlServer>(std::make_unique<Server>(
       std::move(acceptor), router_generation, std::move(options), std::move(callbacks), deps));

@@ -17,8 +17,8 @@ class CorsPolicy {
 
   // The headers that every answer to `request` carries, errors included.
   [[nodiscard]] HttpHeaders headers_for(const HttpRequest& request) const;
-  // Whether this is a preflight of an origin that is let in; browsers send no credentials with it, so it is
-  // answered before any key is asked for.
+  // Whether this is a preflight of an origin that is let in; browsers send no credentials with it,
+  // so it is answered before any key is asked for.
   [[nodiscard]] bool is_preflight(const HttpRequest& request) const;
   // The answer to it, without headers_for().
   [[nodiscard]] HttpResponse preflight_response(const HttpRequest& request) const;

@@ -35,14 +35,22 @@ uint64_t checksum(const char* header, std::string_view payload) {
 
 std::string_view to_string(FrameFault fault) {
   switch (fault) {
-    case FrameFault::kMagic: return "bad_magic";
-    case FrameFault::kVersion: return "bad_version";
-    case FrameFault::kKind: return "bad_kind";
-    case FrameFault::kOversized: return "oversized";
-    case FrameFault::kChecksum: return "bad_checksum";
-    case FrameFault::kSequence: return "bad_sequence";
-    case FrameFault::kGeneration: return "bad_generation";
-    case FrameFault::kTruncated: return "truncated";
+    case FrameFault::kMagic:
+      return "bad_magic";
+    case FrameFault::kVersion:
+      return "bad_version";
+    case FrameFault::kKind:
+      return "bad_kind";
+    case FrameFault::kOversized:
+      return "oversized";
+    case FrameFault::kChecksum:
+      return "bad_checksum";
+    case FrameFault::kSequence:
+      return "bad_sequence";
+    case FrameFault::kGeneration:
+      return "bad_generation";
+    case FrameFault::kTruncated:
+      return "truncated";
   }
   TANDEM_CHECK(false, "frame fault outside its enumeration");
   return {};

@@ -21,8 +21,8 @@ constexpr size_t kReadBytes = 64u << 10;
 constexpr size_t kMaxGather = 64;       // buffers in one write
 constexpr size_t kMaxWrite = 1u << 20;  // bytes after which one write is enough
 
-// A peer's bad text would make protobuf write lines of its own to standard error, between the JSON of
-// the log. The failed parse tells the same.
+// A peer's bad text would make protobuf write lines of its own to standard error, between the JSON
+// of the log. The failed parse tells the same.
 void quiet_protobuf() {
 #if GOOGLE_PROTOBUF_VERSION < 4022000
   static const bool done = (google::protobuf::SetLogHandler(nullptr), true);
@@ -39,14 +39,22 @@ std::string remote_name(const asio::ip::tcp::socket& socket) {
 
 std::string describe_fault(FrameFault fault) {
   switch (fault) {
-    case FrameFault::kMagic: return "it does not speak Tandem's control protocol";
-    case FrameFault::kVersion: return "it uses another frame format; run the same release on both sides";
-    case FrameFault::kKind: return "it sent a frame of an unknown kind";
-    case FrameFault::kOversized: return "it sent a frame over the size limit";
-    case FrameFault::kChecksum: return "it sent a damaged frame";
-    case FrameFault::kSequence: return "it repeated or left out a frame";
-    case FrameFault::kGeneration: return "it changed its generation within a connection";
-    case FrameFault::kTruncated: return "it closed the connection within a frame";
+    case FrameFault::kMagic:
+      return "it does not speak Tandem's control protocol";
+    case FrameFault::kVersion:
+      return "it uses another frame format; run the same release on both sides";
+    case FrameFault::kKind:
+      return "it sent a frame of an unknown kind";
+    case FrameFault::kOversized:
+      return "it sent a frame over the size limit";
+    case FrameFault::kChecksum:
+      return "it sent a damaged frame";
+    case FrameFault::kSequence:
+      return "it repeated or left out a frame";
+    case FrameFault::kGeneration:
+      return "it changed its generation within a connection";
+    case FrameFault::kTruncated:
+      return "it closed the connection within a frame";
   }
   return {};
 }
@@ -54,12 +62,14 @@ std::string describe_fault(FrameFault fault) {
 }  // namespace
 
 ControlMetrics::ControlMetrics(MetricsRegistry& registry)
-    : frames_in(registry.counter("tandem_control_received_frames_total", "Control frames received")),
+    : frames_in(
+          registry.counter("tandem_control_received_frames_total", "Control frames received")),
       frames_out(registry.counter("tandem_control_sent_frames_total", "Control frames sent")),
       bytes_in(registry.counter("tandem_control_received_bytes_total", "Control bytes received")),
       bytes_out(registry.counter("tandem_control_sent_bytes_total", "Control bytes sent")),
       rejected(registry.counters(
-          "tandem_control_rejected_total", "Control connections ended for what the peer did, by reason",
+          "tandem_control_rejected_total",
+          "Control connections ended for what the peer did, by reason",
           {Label{.name = "reason",
                  .values = {"bad_magic", "bad_version", "bad_kind", "oversized", "bad_checksum",
                             "bad_sequence", "bad_generation", "truncated", "bad_message",
@@ -114,8 +124,9 @@ void FramedConnection::read() {
 void FramedConnection::on_read_error(const error_code& error) {
   const bool gone = error == asio::error::eof || error == asio::error::connection_reset;
   if (gone && !decoder_.at_boundary() && !flushing_) {
-    close(make_error(ErrorCode::kTransport, remote_ + ": " + describe_fault(FrameFault::kTruncated)),
-          to_string(FrameFault::kTruncated));
+    close(
+        make_error(ErrorCode::kTransport, remote_ + ": " + describe_fault(FrameFault::kTruncated)),
+        to_string(FrameFault::kTruncated));
   } else if (error == asio::error::eof) {
     close(flushing_ ? flush_reason_
                     : make_error(ErrorCode::kTransport, remote_ + " closed the connection"));
@@ -195,19 +206,18 @@ void FramedConnection::write() {
   write_started_ = clock_.now();
   std::vector<asio::const_buffer> buffers;
   for (const auto& piece : writing_) buffers.push_back(asio::buffer(piece));
-  asio::async_write(socket_, buffers,
-                    [self = shared_from_this()](const error_code& error, size_t written) {
-                      if (self->closed_) return;
-                      if (error) {
-                        self->close(make_error(ErrorCode::kTransport,
-                                               self->remote_ + ": " + error.message()));
-                        return;
-                      }
-                      self->metrics_.bytes_out.add(static_cast<double>(written));
-                      self->queued_bytes_ -= written;
-                      self->writing_.clear();
-                      self->write();
-                    });
+  asio::async_write(
+      socket_, buffers, [self = shared_from_this()](const error_code& error, size_t written) {
+        if (self->closed_) return;
+        if (error) {
+          self->close(make_error(ErrorCode::kTransport, self->remote_ + ": " + error.message()));
+          return;
+        }
+        self->metrics_.bytes_out.add(static_cast<double>(written));
+        self->queued_bytes_ -= written;
+        self->writing_.clear();
+        self->write();
+      });
 }
 
 void FramedConnection::arm_tick() {
@@ -236,14 +246,14 @@ void FramedConnection::tick() {
   }
   if (!admitted_) return;
   if (now - last_received_ > options_.peer_timeout) {
-    close(make_error(ErrorCode::kTransport, remote_ + " has been silent for " +
-                                                format_duration(options_.peer_timeout)),
+    close(make_error(ErrorCode::kTransport,
+                     remote_ + " has been silent for " + format_duration(options_.peer_timeout)),
           "silent");
     return;
   }
   if (!writing_.empty() && now - write_started_ > options_.peer_timeout) {
-    close(make_error(ErrorCode::kTransport, remote_ + " has taken nothing for " +
-                                                format_duration(options_.peer_timeout)),
+    close(make_error(ErrorCode::kTransport,
+                     remote_ + " has taken nothing for " + format_duration(options_.peer_timeout)),
           "stuck");
     return;
   }

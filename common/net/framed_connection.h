@@ -40,8 +40,8 @@ class FramedConnection : public std::enable_shared_from_this<FramedConnection> {
   // Frames are small and bounded until admit().
   static constexpr uint32_t kMaxStrangerFrame = 64u << 10;
 
-  FramedConnection(boost::asio::ip::tcp::socket socket, Generation own, const ControlOptions& options,
-                   const Clock& clock, ControlMetrics& metrics);
+  FramedConnection(boost::asio::ip::tcp::socket socket, Generation own,
+                   const ControlOptions& options, const Clock& clock, ControlMetrics& metrics);
 
   void start(Handlers handlers);
   // From now on frames may be large, and silence rather than the handshake's time ends it.

@@ -17,8 +17,9 @@ constexpr size_t kDigestBytes = 32;
 std::string sha256(std::string_view data) {
   std::string digest(kDigestBytes, '\0');
   unsigned int length = 0;
-  const int ok = EVP_Digest(data.data(), data.size(), reinterpret_cast<unsigned char*>(digest.data()),
-                            &length, EVP_sha256(), nullptr);
+  const int ok =
+      EVP_Digest(data.data(), data.size(), reinterpret_cast<unsigned char*>(digest.data()), &length,
+                 EVP_sha256(), nullptr);
   TANDEM_CHECK(ok == 1 && length == kDigestBytes, "SHA-256 is always there");
   return digest;
 }
@@ -68,7 +69,8 @@ std::string hmac_sha256(std::string_view key, std::string_view data) {
 
 std::string random_bytes(size_t count) {
   std::string bytes(count, '\0');
-  const int ok = RAND_bytes(reinterpret_cast<unsigned char*>(bytes.data()), static_cast<int>(count));
+  const int ok =
+      RAND_bytes(reinterpret_cast<unsigned char*>(bytes.data()), static_cast<int>(count));
   TANDEM_CHECK(ok == 1, "the system's random numbers are always there");
   return bytes;
 }

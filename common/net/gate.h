@@ -9,8 +9,8 @@
 
 namespace tandem {
 
-// Lets requests in that carry a known key as `Authorization: Bearer KEY`. Immutable; any thread. The
-// comparison takes the same time whichever key is wrong and wherever.
+// Lets requests in that carry a known key as `Authorization: Bearer KEY`. Immutable; any thread.
+// The comparison takes the same time whichever key is wrong and wherever.
 class ApiKeyGate {
  public:
   // No keys: everybody is let in.

@@ -28,8 +28,7 @@ Result<std::unique_ptr<HttpClient>> HttpClient::create(const std::string& url,
 
 Result<HttpReply> HttpClient::request(HttpCall call) { return run(std::move(call), nullptr); }
 
-Result<HttpReply> HttpClient::stream(HttpCall call,
-                                     std::function<void(std::string_view)> on_data) {
+Result<HttpReply> HttpClient::stream(HttpCall call, std::function<void(std::string_view)> on_data) {
   return run(std::move(call), std::move(on_data));
 }
 

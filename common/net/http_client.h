@@ -16,8 +16,8 @@ struct HttpReply {
   std::string body;  // empty if it was streamed
 };
 
-// One request after the other to one server, waiting for each: command-line tools and tests. Owns a loop
-// and its thread; the connection is kept between requests. One caller at a time.
+// One request after the other to one server, waiting for each: command-line tools and tests. Owns a
+// loop and its thread; the connection is kept between requests. One caller at a time.
 class HttpClient {
  public:
   // Errors as AsyncHttpClient::create.

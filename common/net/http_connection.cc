@@ -4,10 +4,10 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/ssl/error.hpp>
+#include <cstdio>
 
 #include "common/config/units.h"
 #include "common/net/http_connection_impl.h"
@@ -48,7 +48,8 @@ void prepare_socket(tcp::socket& socket) {
 bool names_a_version(const boost::beast::flat_buffer& buffer) {
   const std::string_view bytes(static_cast<const char*>(buffer.data().data()), buffer.size());
   const std::string_view line = bytes.substr(0, bytes.find('\r'));
-  return std::count(line.begin(), line.end(), ' ') == 2 && line.find(" HTTP/") != std::string_view::npos;
+  return std::count(line.begin(), line.end(), ' ') == 2 &&
+         line.find(" HTTP/") != std::string_view::npos;
 }
 
 std::string class_of(int status) { return std::to_string(status / 100) + "xx"; }
@@ -118,13 +119,20 @@ void HttpConnection<Stream>::tick(TimePoint now) {
   if (!has_deadline_ || now < deadline_) return;
   switch (phase_) {
     case Phase::kHandshake:
-    case Phase::kLingering: close(); break;
-    case Phase::kIdle: linger(); break;
+    case Phase::kLingering:
+      close();
+      break;
+    case Phase::kIdle:
+      linger();
+      break;
     case Phase::kHead:
-    case Phase::kBody: refuse_timeout(); break;
+    case Phase::kBody:
+      refuse_timeout();
+      break;
     case Phase::kHandling:
     case Phase::kRefusing:
-    case Phase::kClosed: break;
+    case Phase::kClosed:
+      break;
   }
 }
 
@@ -156,10 +164,10 @@ void HttpConnection<Stream>::read() {
     room = std::min(room, kMaxPipelined - buffer_.size());
   }
   reading_ = true;
-  stream_.async_read_some(buffer_.prepare(room), [self = this->shared_from_this()](
-                                                     const error_code& error, size_t bytes) {
-    self->on_read(error, bytes);
-  });
+  stream_.async_read_some(buffer_.prepare(room),
+                          [self = this->shared_from_this()](const error_code& error, size_t bytes) {
+                            self->on_read(error, bytes);
+                          });
 }
 
 template <typename Stream>
@@ -183,7 +191,8 @@ template <typename Stream>
 void HttpConnection<Stream>::advance() {
   switch (phase_) {
     case Phase::kHandshake:
-    case Phase::kClosed: return;
+    case Phase::kClosed:
+      return;
     case Phase::kIdle:
       if (begin_request()) {
         parse();
@@ -192,9 +201,13 @@ void HttpConnection<Stream>::advance() {
       }
       return;
     case Phase::kHead:
-    case Phase::kBody: parse(); return;
+    case Phase::kBody:
+      parse();
+      return;
     case Phase::kHandling:
-    case Phase::kRefusing: read(); return;
+    case Phase::kRefusing:
+      read();
+      return;
     case Phase::kLingering:
       lingered_bytes_ += buffer_.size();
       buffer_.consume(buffer_.size());
@@ -215,7 +228,8 @@ bool HttpConnection<Stream>::begin_request() {
   const auto bytes = [this] {
     return std::string_view(static_cast<const char*>(buffer_.data().data()), buffer_.size());
   };
-  while (!bytes().empty() && (bytes().front() == '\r' || bytes().front() == '\n')) buffer_.consume(1);
+  while (!bytes().empty() && (bytes().front() == '\r' || bytes().front() == '\n'))
+    buffer_.consume(1);
   if (buffer_.size() == 0) return false;
   parser_.emplace();
   parser_->header_limit(static_cast<uint32_t>(shared_.settings.max_header.bytes));
@@ -289,12 +303,14 @@ bool HttpConnection<Stream>::on_head() {
   if (!check_framing()) return false;
   keep_alive_ = message.keep_alive();
   if (!parse_target({message.target().data(), message.target().size()}, request_)) {
-    refuse(400, make_error(ErrorCode::kInvalidArgument, "the request target is malformed"), "bad_request");
+    refuse(400, make_error(ErrorCode::kInvalidArgument, "the request target is malformed"),
+           "bad_request");
     return false;
   }
   if (const std::string* expect = request_.header("expect"); expect != nullptr && !http10_) {
     if (!equal_ignoring_case(*expect, "100-continue")) {
-      refuse(417, make_error(ErrorCode::kInvalidArgument, "the only expectation known is 100-continue"),
+      refuse(417,
+             make_error(ErrorCode::kInvalidArgument, "the only expectation known is 100-continue"),
              "bad_request");
       return false;
     }
@@ -321,7 +337,8 @@ bool HttpConnection<Stream>::check_framing() {
     lengths += equal_ignoring_case(name, "content-length") ? 1 : 0;
     codings += equal_ignoring_case(name, "transfer-encoding") ? 1 : 0;
   }
-  if (hosts > 1 || (hosts == 0 && !http10_)) return bad(400, "a request has exactly one Host header");
+  if (hosts > 1 || (hosts == 0 && !http10_))
+    return bad(400, "a request has exactly one Host header");
   if (lengths > 1) return bad(400, "a request has at most one Content-Length header");
   if (lengths > 0 && codings > 0) {
     return bad(400, "Content-Length and Transfer-Encoding exclude each other");
@@ -356,7 +373,8 @@ void HttpConnection<Stream>::dispatch() {
     shared_.handler(std::move(request_), std::move(responder));
   } catch (const std::exception& e) {
     shared_.log.error("http_handler_failed", {{"request_id", request_id_}, {"error", e.what()}});
-    if (!spare.respond(error_response(make_error(ErrorCode::kInternal, "the request failed inside the server")))) {
+    if (!spare.respond(error_response(
+            make_error(ErrorCode::kInternal, "the request failed inside the server")))) {
       spare.abort();
     }
   }
@@ -365,7 +383,8 @@ void HttpConnection<Stream>::dispatch() {
 template <typename Stream>
 void HttpConnection<Stream>::refuse(int status, const Error& error, std::string_view label) {
   shared_.rejected.with({label}).add();
-  shared_.log.debug("http_refused", {{"remote", remote_}, {"status", status}, {"error", error.detail}});
+  shared_.log.debug("http_refused",
+                    {{"remote", remote_}, {"status", status}, {"error", error.detail}});
   set_phase(Phase::kRefusing);
   keep_alive_ = false;
   HttpResponse response = error_response(error);
@@ -402,15 +421,16 @@ void HttpConnection<Stream>::refuse_parse_error(const error_code& error) {
            "body_too_large");
   } else if (error == http::error::header_limit) {
     refuse(431,
-           make_error(ErrorCode::kPayloadTooLarge,
-                      "the request line and headers are larger than " +
-                          format_size(shared_.settings.max_header)),
+           make_error(ErrorCode::kPayloadTooLarge, "the request line and headers are larger than " +
+                                                       format_size(shared_.settings.max_header)),
            "header_too_large");
   } else if (error == http::error::bad_version && names_a_version(buffer_)) {
-    refuse(505, make_error(ErrorCode::kInvalidArgument, "only HTTP/1.0 and HTTP/1.1 are spoken here"),
+    refuse(505,
+           make_error(ErrorCode::kInvalidArgument, "only HTTP/1.0 and HTTP/1.1 are spoken here"),
            "bad_request");
   } else {
-    refuse(400, make_error(ErrorCode::kInvalidArgument, "not a valid HTTP request: " + error.message()),
+    refuse(400,
+           make_error(ErrorCode::kInvalidArgument, "not a valid HTTP request: " + error.message()),
            "bad_request");
   }
 }
@@ -428,7 +448,8 @@ template <typename Stream>
 void HttpConnection<Stream>::queue_head(const HttpResponse& response, bool streaming) {
   if (shared_.draining.load(std::memory_order_relaxed)) keep_alive_ = false;
   chunked_ = streaming && !http10_ && !head_only_;
-  if (streaming && http10_) keep_alive_ = false;  // the end of the connection is the end of the body
+  if (streaming && http10_)
+    keep_alive_ = false;  // the end of the connection is the end of the body
   queue(build_head(response, cors_headers_,
                    {.chunked = streaming && !http10_,
                     .keep_alive = keep_alive_,
@@ -502,10 +523,10 @@ void HttpConnection<Stream>::flush() {
   }
   write_pending_ = true;
   write_deadline_ = shared_.clock.now() + shared_.settings.write_timeout;
-  stream_.async_write_some(buffers, [self = this->shared_from_this()](const error_code& error,
-                                                                      size_t bytes) {
-    self->on_write(error, bytes);
-  });
+  stream_.async_write_some(
+      buffers, [self = this->shared_from_this()](const error_code& error, size_t bytes) {
+        self->on_write(error, bytes);
+      });
 }
 
 template <typename Stream>

@@ -52,7 +52,7 @@ class HttpConnection final : public HttpConnectionBase,
   void advance();
   bool begin_request();  // false: nothing has come yet
   void parse();
-  bool on_head();        // false: refused
+  bool on_head();  // false: refused
   void dispatch();
   bool check_framing();  // false: refused
 
@@ -85,8 +85,8 @@ class HttpConnection final : public HttpConnectionBase,
   std::vector<std::string> writing_;  // being written, from write_index_/write_offset_ on
   size_t write_index_ = 0;
   size_t write_offset_ = 0;
-  size_t piece_bytes_ = 0;      // of the exchange, within queue_
-  size_t writing_pieces_ = 0;   // of the exchange, within writing_
+  size_t piece_bytes_ = 0;     // of the exchange, within queue_
+  size_t writing_pieces_ = 0;  // of the exchange, within writing_
 
   Phase phase_ = Phase::kIdle;
   TimePoint deadline_;

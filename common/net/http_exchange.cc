@@ -1,7 +1,7 @@
 #include "common/net/http_exchange.h"
 
-#include <boost/asio/post.hpp>
 #include <algorithm>
+#include <boost/asio/post.hpp>
 #include <utility>
 
 #include "common/net/http_server.h"
@@ -103,12 +103,11 @@ bool HttpExchange::disconnected() const {
 }
 
 void HttpExchange::abandoned() {
-  if (!respond(error_response(make_error(ErrorCode::kInternal, "the request was dropped")))) abort();
+  if (!respond(error_response(make_error(ErrorCode::kInternal, "the request was dropped"))))
+    abort();
 }
 
-void HttpExchange::post(std::function<void()> work) {
-  gate_->post(std::move(work));
-}
+void HttpExchange::post(std::function<void()> work) { gate_->post(std::move(work)); }
 
 HttpExchange::Work HttpExchange::take() {
   std::lock_guard lock(mutex_);

@@ -22,7 +22,8 @@ void HttpRouter::add(Route route) {
 }
 
 void HttpRouter::handle(HttpRequest request, HttpResponder responder) const {
-  const std::string_view method = request.method == "HEAD" ? "GET" : std::string_view(request.method);
+  const std::string_view method =
+      request.method == "HEAD" ? "GET" : std::string_view(request.method);
   std::string allowed;
   const Route* found_path = nullptr;
   for (const Route& route : routes_) {
@@ -39,18 +40,19 @@ void HttpRouter::handle(HttpRequest request, HttpResponder responder) const {
       route.handler(std::move(request), std::move(responder));
       return;
     }
-    allowed += (allowed.empty() ? "" : ", ") + route.method + (route.method == "GET" ? ", HEAD" : "");
+    allowed +=
+        (allowed.empty() ? "" : ", ") + route.method + (route.method == "GET" ? ", HEAD" : "");
   }
   if (request.method == "OPTIONS" && (found_path != nullptr || request.path == "*")) {
     HttpResponse response;
     response.status = 204;
-    response.headers.emplace_back("Allow",
-                                  found_path == nullptr ? "GET, HEAD, POST, OPTIONS" : allowed + ", OPTIONS");
+    response.headers.emplace_back(
+        "Allow", found_path == nullptr ? "GET, HEAD, POST, OPTIONS" : allowed + ", OPTIONS");
     responder.respond(std::move(response));
   } else if (found_path != nullptr) {
     HttpResponse response = error_response(make_error(
-        ErrorCode::kMethodNotAllowed,
-        request.method + " is not allowed for " + request.path + "; allowed are " + allowed + ", OPTIONS"));
+        ErrorCode::kMethodNotAllowed, request.method + " is not allowed for " + request.path +
+                                          "; allowed are " + allowed + ", OPTIONS"));
     response.headers.emplace_back("Allow", allowed + ", OPTIONS");
     responder.respond(std::move(response));
   } else {

@@ -48,7 +48,8 @@ Result<std::unique_ptr<asio::ssl::context>> make_tls(const TlsSettings& settings
   }
   tls->use_private_key_file(settings.key, asio::ssl::context::pem, error);
   if (error) {
-    return fail(ErrorCode::kConfig, "cannot use the private key " + settings.key + ": " + error.message(),
+    return fail(ErrorCode::kConfig,
+                "cannot use the private key " + settings.key + ": " + error.message(),
                 "router.http.tls.key");
   }
   if (SSL_CTX_check_private_key(tls->native_handle()) != 1) {
@@ -58,7 +59,8 @@ Result<std::unique_ptr<asio::ssl::context>> make_tls(const TlsSettings& settings
   return tls;
 }
 
-// A connection over the limit: told so, drained for a moment so that the answer gets through, closed.
+// A connection over the limit: told so, drained for a moment so that the answer gets through,
+// closed.
 class TurnedAway : public std::enable_shared_from_this<TurnedAway> {
  public:
   TurnedAway(tcp::socket socket, std::shared_ptr<std::atomic<size_t>> count)

@@ -18,7 +18,8 @@ class MetricsRegistry;
 
 // The answer to one request. A cheap handle: copy it, keep it, use it from any thread. Either one
 // respond(), or start_stream(), write()s and finish(). When the last handle goes away without an
-// answer, the client gets a 500 (or, within a stream, a cut connection), so none ever waits for ever.
+// answer, the client gets a 500 (or, within a stream, a cut connection), so none ever waits for
+// ever.
 class HttpResponder {
  public:
   explicit HttpResponder(std::shared_ptr<HttpExchange> exchange);
@@ -29,16 +30,16 @@ class HttpResponder {
   // Sends the head at once. The body is what write() brings; its length is open.
   bool start_stream(int status, std::string content_type, HttpHeaders headers = {}) const;
   // Queues a piece of the body. Pieces that wait are sent together. False: the client is gone, the
-  // stream is not open, or more than kMaxQueuedBytes wait because the client does not read; the piece
-  // is dropped then, so the caller must give up on this client.
+  // stream is not open, or more than kMaxQueuedBytes wait because the client does not read; the
+  // piece is dropped then, so the caller must give up on this client.
   bool write(std::string piece) const;
   void finish() const;
   // Cuts the connection: the client sees that the stream is incomplete.
   void abort() const;
 
   // Called once, on the connection's thread, if the client leaves before the answer is complete (at
-  // once, by this call, if it has left already). Not called after finish() or respond(). Replaces an
-  // earlier one. It must not own a HttpResponder of this request, which would then never end.
+  // once, by this call, if it has left already). Not called after finish() or respond(). Replaces
+  // an earlier one. It must not own a HttpResponder of this request, which would then never end.
   void on_disconnect(std::function<void()> callback) const;
   [[nodiscard]] bool disconnected() const;
 
@@ -64,11 +65,12 @@ struct HttpServerDeps {
 
 // An HTTP/1.1 server on its own threads, each with its own event loop; a connection stays on one.
 // Parses and limits what comes in (headers, bodies, time, connections), answers bad requests itself
-// in OpenAI's error shape, answers CORS preflights, adds CORS headers, and hands the rest to the handler.
+// in OpenAI's error shape, answers CORS preflights, adds CORS headers, and hands the rest to the
+// handler.
 //
-// create() -> (running) -> drain() -> stop(), from any thread but the server's own (so never within a
-// handler). What the handler refers to outlives the server. A client that shuts its sending side counts
-// as gone, as with nginx: it cannot be told from one that left.
+// create() -> (running) -> drain() -> stop(), from any thread but the server's own (so never within
+// a handler). What the handler refers to outlives the server. A client that shuts its sending side
+// counts as gone, as with nginx: it cannot be told from one that left.
 class HttpServer {
  public:
   // Errors: kIo (address in use, …), kConfig (bad host, bad certificate or key, both named).

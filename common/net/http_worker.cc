@@ -21,7 +21,8 @@ HttpShared::HttpShared(const HttpSettings& s, HttpHandler h, HttpServerDeps d)
           {Label{.name = "method", .values = {"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE"}},
            Label{.name = "status", .values = {"2xx", "3xx", "4xx", "5xx"}}})),
       rejected(d.metrics.counters(
-          "tandem_http_rejected_total", "Requests and connections the server itself refused or cut off",
+          "tandem_http_rejected_total",
+          "Requests and connections the server itself refused or cut off",
           {Label{.name = "reason",
                  .values = {"bad_request", "body_too_large", "header_too_large", "header_timeout",
                             "body_timeout", "write_timeout", "too_many_connections", "tls"}}})) {}
@@ -55,7 +56,8 @@ HttpWorker::HttpWorker(asio::io_context& context, HttpShared& shared)
       // Fine enough for the shortest limit that is configured, coarse enough to cost nothing.
       period_(std::clamp<Duration>(
           std::min({shared.settings.header_timeout, shared.settings.body_timeout,
-                    shared.settings.write_timeout, shared.settings.idle_timeout}) / 4,
+                    shared.settings.write_timeout, shared.settings.idle_timeout}) /
+              4,
           std::chrono::milliseconds(2), std::chrono::milliseconds(250))) {}
 
 HttpWorker::~HttpWorker() { gate_->close(); }
@@ -68,7 +70,8 @@ void HttpWorker::arm() {
     if (error) return;
     const TimePoint now = shared_.clock.now();
     // A copy: connections may close, and so leave the set, while they are looked at.
-    const std::vector<std::shared_ptr<HttpConnectionBase>> all(connections_.begin(), connections_.end());
+    const std::vector<std::shared_ptr<HttpConnectionBase>> all(connections_.begin(),
+                                                               connections_.end());
     for (const auto& connection : all) connection->tick(now);
     if (!connections_.empty()) arm();
   });
@@ -94,12 +97,14 @@ void HttpWorker::remove(const std::shared_ptr<HttpConnectionBase>& connection) {
 }
 
 void HttpWorker::close_idle() {
-  const std::vector<std::shared_ptr<HttpConnectionBase>> all(connections_.begin(), connections_.end());
+  const std::vector<std::shared_ptr<HttpConnectionBase>> all(connections_.begin(),
+                                                             connections_.end());
   for (const auto& connection : all) connection->close_if_idle();
 }
 
 void HttpWorker::close_all() {
-  const std::vector<std::shared_ptr<HttpConnectionBase>> all(connections_.begin(), connections_.end());
+  const std::vector<std::shared_ptr<HttpConnectionBase>> all(connections_.begin(),
+                                                             connections_.end());
   for (const auto& connection : all) connection->close();
   timer_.cancel();
 }
@@ -111,7 +116,8 @@ const std::string& HttpWorker::date_line() {
     std::tm parts{};
     gmtime_r(&second, &parts);
     char text[64];
-    const size_t length = std::strftime(text, sizeof text, "Date: %a, %d %b %Y %H:%M:%S GMT\r\n", &parts);
+    const size_t length =
+        std::strftime(text, sizeof text, "Date: %a, %d %b %Y %H:%M:%S GMT\r\n", &parts);
     date_line_.assign(text, length);
   }
   return date_line_;

@@ -38,8 +38,8 @@ struct TimerState : std::enable_shared_from_this<TimerState> {
       if (self->repeat) {
         // From the last due time, so that the rhythm holds; a loop that was busy for longer than a
         // period does not catch up with a burst.
-        self->timer.expires_at(std::max(self->timer.expiry() + self->period,
-                                        asio::steady_timer::clock_type::now()));
+        self->timer.expires_at(
+            std::max(self->timer.expiry() + self->period, asio::steady_timer::clock_type::now()));
         self->arm();
         const auto run = self->work;  // may destroy the timer
         run();

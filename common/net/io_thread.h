@@ -31,11 +31,12 @@ class IoThread {
   IoThread& operator=(const IoThread&) = delete;
 
   void start();
-  // Lets the running function end, drops what is queued, joins. Idempotent; not from the loop itself.
+  // Lets the running function end, drops what is queued, joins. Idempotent; not from the loop
+  // itself.
   void stop();
 
-  // Runs `work` on the loop's thread, later even when called from it. Any thread. Work that is posted
-  // after stop() is dropped.
+  // Runs `work` on the loop's thread, later even when called from it. Any thread. Work that is
+  // posted after stop() is dropped.
   void post(std::function<void()> work);
 
   // On the loop's thread (or before start()).

@@ -9,8 +9,8 @@
 
 namespace tandem::node {
 
-// The thread that owns the engine: it builds it, runs every step, and destroys it. start() and stop()
-// belong to one owner thread; submit() may come from any.
+// The thread that owns the engine: it builds it, runs every step, and destroys it. start() and
+// stop() belong to one owner thread; submit() may come from any.
 class DeviceThread final : public StepExecutor {
  public:
   // Makes the step function on the device thread, where all later steps run.

@@ -7,20 +7,20 @@
 
 namespace tandem::node {
 
-// What travels from prefill to decode for a prompt of `tokens` tokens of which the decode node already
-// holds the first `cached` (whole blocks). Both sides compute it from the same numbers.
+// What travels from prefill to decode for a prompt of `tokens` tokens of which the decode node
+// already holds the first `cached` (whole blocks). Both sides compute it from the same numbers.
 struct Handover {
   uint32_t first_block = 0;  // of the prompt; block i of the transfer is block first_block + i
-  uint32_t pages = 0;        // per layer; a half-filled last block counts unless it travels as a tail
-  bool tail = false;         // the open page travels in tail format
+  uint32_t pages = 0;  // per layer; a half-filled last block counts unless it travels as a tail
+  bool tail = false;   // the open page travels in tail format
 };
 
 [[nodiscard]] constexpr uint32_t blocks_for(size_t tokens) {
   return static_cast<uint32_t>((tokens + kv::kBlockTokens - 1) / kv::kBlockTokens);
 }
 
-// Whole blocks of a prompt that may come from a prefix index: at least the last token is left to do,
-// so that there always is a row to sample from and a page to send.
+// Whole blocks of a prompt that may come from a prefix index: at least the last token is left to
+// do, so that there always is a row to sample from and a page to send.
 [[nodiscard]] constexpr uint32_t reusable_tokens(size_t tokens) {
   if (tokens == 0) return 0;
   return static_cast<uint32_t>((tokens - 1) / kv::kBlockTokens * kv::kBlockTokens);

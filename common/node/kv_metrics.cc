@@ -6,7 +6,8 @@
 namespace tandem::node {
 namespace {
 
-const std::vector<std::string> kReasons{"checksum", "malformed", "generation", "unknown", "replayed"};
+const std::vector<std::string> kReasons{"checksum", "malformed", "generation", "unknown",
+                                        "replayed"};
 const std::vector<std::string> kDirections{"sent", "received"};
 
 std::string metric(const std::string& subsystem, const char* rest) {
@@ -42,7 +43,8 @@ KvMetrics::KvMetrics(MetricsRegistry& r, const std::string& s)
                             "Prompt tokens whose KV came from the prefix index")),
       miss_tokens_(r.counter(metric(s, "kv_prefix_miss_tokens_total"),
                              "Prompt tokens looked up in the prefix index and not found")),
-      evicted_(r.counter(metric(s, "kv_evicted_blocks_total"), "Prefix blocks evicted for new work")),
+      evicted_(
+          r.counter(metric(s, "kv_evicted_blocks_total"), "Prefix blocks evicted for new work")),
       bad_checksum_(rejected(r, s).with({"checksum"})),
       malformed_(rejected(r, s).with({"malformed"})),
       foreign_(rejected(r, s).with({"generation"})),

@@ -16,8 +16,8 @@ class KvMetrics {
   KvMetrics(MetricsRegistry& registry, const std::string& subsystem);
 
   void usage(const KvUsage& usage);
-  // Counters, and the info metric that names the transport in use: what it really uses is known once peers
-  // are connected.
+  // Counters, and the info metric that names the transport in use: what it really uses is known
+  // once peers are connected.
   void transport(const transport::Transport& transport);
 
  private:

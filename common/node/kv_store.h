@@ -42,8 +42,8 @@ class KvStore {
     kv::BlockTable table;
     uint32_t reused_tokens = 0;  // leading tokens whose KV was there: shared blocks, never written
   };
-  // Blocks for all `tokens`, and a tail slot if the layout needs one. With `reuse`, leading whole blocks
-  // come from the prefix index as far as it knows them. kResourceExhausted holds nothing.
+  // Blocks for all `tokens`, and a tail slot if the layout needs one. With `reuse`, leading whole
+  // blocks come from the prefix index as far as it knows them. kResourceExhausted holds nothing.
   [[nodiscard]] Result<Acquired> acquire(std::span<const TokenId> tokens, bool reuse);
   // One more block at the end. False when none can be had.
   [[nodiscard]] bool grow(kv::BlockTable& table);

@@ -27,8 +27,8 @@ std::span<std::byte> tail_of(const engine::KvPages& kv, uint32_t layer, uint32_t
 
 // A value in [-2, 2] that depends on every coordinate.
 float sample(uint32_t layer, uint32_t head, kv::KvSide side, uint32_t token, uint32_t channel) {
-  uint32_t h = layer * 0x9e3779b9U + head * 0x85ebca6bU + token * 0xc2b2ae35U + channel * 0x27d4eb2fU +
-               (side == kv::KvSide::kV ? 0x165667b1U : 0U);
+  uint32_t h = layer * 0x9e3779b9U + head * 0x85ebca6bU + token * 0xc2b2ae35U +
+               channel * 0x27d4eb2fU + (side == kv::KvSide::kV ? 0x165667b1U : 0U);
   h ^= h >> 15;
   h *= 0x2c1b3c6dU;
   h ^= h >> 12;
@@ -183,8 +183,9 @@ Status LoopbackTest::run(Duration limit) {
   transport_.close_receive(kLoopbackTransfer);
   if (status) status = compare(from.table, to.table);
   if (status) return {};
-  return fail(status.error().code, "KV loopback self-test over " + std::string(transport_.detail()) +
-                                       ": " + status.error().detail);
+  return fail(status.error().code, "KV loopback self-test over " +
+                                       std::string(transport_.detail()) + ": " +
+                                       status.error().detail);
 }
 
 }  // namespace tandem::node

@@ -15,8 +15,8 @@ namespace tandem::node {
 // The transfer id of the self-test; routers start theirs elsewhere and never reach it.
 inline constexpr TransferId kLoopbackTransfer{~uint64_t{0}};
 
-// Before a node calls itself ready it has once done what every hand-over does: encode a block into its
-// pool, send it through the transport to its own address, and find the same bytes, and the same
+// Before a node calls itself ready it has once done what every hand-over does: encode a block into
+// its pool, send it through the transport to its own address, and find the same bytes, and the same
 // values within the format's error, in another block. Called once at start, before the scheduler
 // exists; the events of kLoopbackTransfer are to be passed on to it, from any one thread.
 class LoopbackTest {

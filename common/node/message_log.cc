@@ -10,9 +10,10 @@ std::string_view to_string(control::FinishReason finish) {
 void log_tokens(const Logger& log, const control::Tokens& tokens) {
   for (const auto& run : tokens.runs()) {
     if (run.finish() == control::FINISH_NONE) continue;
-    log.info("generated", {{"request", run.request_id()},
-                           {"finish", to_string(run.finish())},
-                           {"tokens", run.first_index() + static_cast<uint32_t>(run.tokens_size())}});
+    log.info("generated",
+             {{"request", run.request_id()},
+              {"finish", to_string(run.finish())},
+              {"tokens", run.first_index() + static_cast<uint32_t>(run.tokens_size())}});
   }
 }
 

@@ -12,13 +12,13 @@ namespace tandem::node {
 // What makes a binary a prefill or a decode node.
 struct NodeMain {
   std::string binary;  // "tandem-prefill"
-  // The section of node `name` turned into a spec (role, role_name, settings, tails, make_scheduler);
-  // an empty name means the only one there is. kConfig when there is none.
+  // The section of node `name` turned into a spec (role, role_name, settings, tails,
+  // make_scheduler); an empty name means the only one there is. kConfig when there is none.
   std::function<Result<NodeSpec>(const ClusterConfig& config, const std::string& name)> spec;
 };
 
-// main() of both: flags, configuration, signals. SIGTERM and SIGINT drain, a second one ends at once.
-// Exit codes: 0 ok, 1 failure, 2 usage or configuration error.
+// main() of both: flags, configuration, signals. SIGTERM and SIGINT drain, a second one ends at
+// once. Exit codes: 0 ok, 1 failure, 2 usage or configuration error.
 [[nodiscard]] int node_main(int argc, char** argv, const NodeMain& main);
 
 // Picks a node's section by name; an empty name needs exactly one section.
@@ -32,11 +32,10 @@ template <typename Settings>
     known += (known.empty() ? "" : ", ") + section.name;
   }
   if (known.empty()) known = "none";
-  return fail(ErrorCode::kConfig, name.empty()
-                                      ? std::string("--name is needed; the file's ") + kind +
-                                            " nodes: " + known
-                                      : std::string("the file has no ") + kind + " node '" + name +
-                                            "'; it has: " + known);
+  return fail(ErrorCode::kConfig, name.empty() ? std::string("--name is needed; the file's ") +
+                                                     kind + " nodes: " + known
+                                               : std::string("the file has no ") + kind +
+                                                     " node '" + name + "'; it has: " + known);
 }
 
 }  // namespace tandem::node

@@ -46,8 +46,8 @@ Result<uint32_t> block_count(const ClusterConfig& config, const NodeSettings& no
   uint64_t blocks = node.kv_blocks;
   if (blocks == 0 && node.kv_memory.bytes > 0) blocks = node.kv_memory.bytes / layout.block_bytes();
   if (blocks == 0 && node.kv_memory.bytes == 0) {
-    blocks = config.kv.blocks != 0 ? config.kv.blocks
-                                   : config.kv.memory.bytes / layout.block_bytes();
+    blocks =
+        config.kv.blocks != 0 ? config.kv.blocks : config.kv.memory.bytes / layout.block_bytes();
   }
   if (blocks < kFewestBlocks) {
     return fail(ErrorCode::kConfig,
@@ -82,7 +82,8 @@ Result<NodeModel> open_node_model(const ClusterConfig& config, const NodeSetting
   TANDEM_TRY(kv::validate(result.layout));
   TANDEM_ASSIGN(result.blocks, block_count(config, node, result.layout));
   uint64_t context = m.max_positions;
-  if (config.model.max_context != 0) context = std::min<uint64_t>(context, config.model.max_context);
+  if (config.model.max_context != 0)
+    context = std::min<uint64_t>(context, config.model.max_context);
   context = std::min<uint64_t>(context, uint64_t{result.blocks} * kv::kBlockTokens);
   result.max_context = static_cast<uint32_t>(context);
   return result;

@@ -30,8 +30,8 @@ struct NodeModel {
 [[nodiscard]] Result<NodeModel> open_node_model(const ClusterConfig& config,
                                                 const NodeSettings& node, const Clock& clock);
 
-// Compute threads of one node: its `threads`, or an equal share of the `cpus` this process may use among
-// the nodes of its file.
+// Compute threads of one node: its `threads`, or an equal share of the `cpus` this process may use
+// among the nodes of its file.
 [[nodiscard]] uint32_t compute_threads(const ClusterConfig& config, const NodeSettings& node,
                                        uint32_t cpus);
 

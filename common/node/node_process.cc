@@ -178,24 +178,22 @@ Status NodeProcess::State::open_kv() {
 
 Status NodeProcess::State::open_endpoints() {
   io.start();
-  TANDEM_ASSIGN(transport,
-                open_transport(spec.settings.transport,
-                               {.self = generation, .clock = clock, .events = *this},
-                               [this](const std::string& text) {
-                                 log.warning("transport_warning", {{"detail", text}});
-                               }));
+  TANDEM_ASSIGN(transport, open_transport(spec.settings.transport,
+                                          {.self = generation, .clock = clock, .events = *this},
+                                          [this](const std::string& text) {
+                                            log.warning("transport_warning", {{"detail", text}});
+                                          }));
   log.info("transport", {{"transport", transport->name()}, {"detail", transport->detail()}});
   serve();
   HttpSettings settings;
   settings.host = spec.settings.metrics.host;
   settings.port = spec.settings.metrics.port;
   settings.threads = 1;
-  TANDEM_ASSIGN(http, HttpServer::create(
-                          settings,
-                          [this](HttpRequest request, HttpResponder responder) {
-                            routes.handle(std::move(request), std::move(responder));
-                          },
-                          {.clock = clock, .log = log, .metrics = metrics}));
+  TANDEM_ASSIGN(http, HttpServer::create(settings,
+                                         [this](HttpRequest request, HttpResponder responder) {
+                                           routes.handle(std::move(request), std::move(responder));
+                                         },
+                                         {.clock = clock, .log = log, .metrics = metrics}));
   const std::string address = settings.host + ":" + std::to_string(http->port());
   log.info("listening", {{"metrics", address}});
   if (spec.run_dir.empty()) return {};
@@ -447,6 +445,5 @@ void NodeProcess::drain() {
 }
 
 bool NodeProcess::idle() const { return state_->is_idle; }
-
 
 }  // namespace tandem::node

@@ -31,21 +31,21 @@ struct NodeSpec {
   std::string role_name;  // "prefill", "decode": metrics, logs, run directory
   const ClusterConfig& config;
   const NodeSettings& settings;
-  uint32_t tails = 0;      // open pages, if the KV format needs them
-  std::string run_dir;     // where to publish endpoints; empty: nowhere
+  uint32_t tails = 0;   // open pages, if the KV format needs them
+  std::string run_dir;  // where to publish endpoints; empty: nowhere
   std::string version;
   std::function<std::unique_ptr<Scheduler>(const SchedulerDeps&)> make_scheduler;
 };
 
-// A node's process: control thread, device thread, transport, metrics endpoint and the connection to
-// the router, with a scheduler in the middle.
+// A node's process: control thread, device thread, transport, metrics endpoint and the connection
+// to the router, with a scheduler in the middle.
 //
 //   start()  loads the model, tests the KV path, listens, dials the router
 //   drain()  refuses new work; idle() tells when what was running has ended
 //   ~        stops every thread; what still runs is dropped
 //
-// Owned by main()'s thread. Its endpoint serves /metrics, /health/live (the scheduler's tick advances) and
-// /health/ready (admitted by a router, self-test passed, not draining).
+// Owned by main()'s thread. Its endpoint serves /metrics, /health/live (the scheduler's tick
+// advances) and /health/ready (admitted by a router, self-test passed, not draining).
 class NodeProcess {
  public:
   NodeProcess(const NodeSpec& spec, const Clock& clock, const Logger& log,

@@ -15,8 +15,8 @@ namespace tandem::node {
 // transport's thread.
 using WarningHandler = std::function<void(const std::string&)>;
 
-// The transport that a node's configuration names; never another one. Between processes that is ucx:
-// inproc is refused with the reason.
+// The transport that a node's configuration names; never another one. Between processes that is
+// ucx: inproc is refused with the reason.
 [[nodiscard]] Result<std::unique_ptr<transport::Transport>> open_transport(
     const TransportSettings& settings, const transport::TransportDeps& deps,
     WarningHandler on_warning = {});

@@ -18,8 +18,8 @@ class Smoothed {
   bool empty_ = true;
 };
 
-// Amount per second over the recent past: old samples fade, and a large sample weighs more than a small
-// one, so that a few short steps do not hide what long ones reach.
+// Amount per second over the recent past: old samples fade, and a large sample weighs more than a
+// small one, so that a few short steps do not hide what long ones reach.
 class Throughput {
  public:
   explicit Throughput(double decay = 0.9) : decay_(decay) {}

@@ -10,8 +10,8 @@
 
 namespace tandem::node {
 
-// One engine step. The spans inside `sequences` point into memory that the submitter keeps unchanged
-// until the step's result is back.
+// One engine step. The spans inside `sequences` point into memory that the submitter keeps
+// unchanged until the step's result is back.
 struct StepJob {
   uint64_t id = 0;
   std::vector<engine::SequenceInput> sequences;
@@ -29,8 +29,8 @@ struct StepResult {
 class StepExecutor {
  public:
   virtual ~StepExecutor() = default;
-  // Takes one step; at most one may be open. Its result arrives through the owner's sink, never from
-  // inside this call. False (and no result) when a step is open or the executor has stopped.
+  // Takes one step; at most one may be open. Its result arrives through the owner's sink, never
+  // from inside this call. False (and no result) when a step is open or the executor has stopped.
   [[nodiscard]] virtual bool submit(StepJob job) = 0;
 };
 

@@ -65,14 +65,15 @@ Result<Task> parse_task(const control::Task& m, const TaskLimits& limits) {
   if (count == 0) return fail(ErrorCode::kInvalidArgument, "the prompt has no tokens", "tokens");
   if (count > limits.max_context) {
     return fail(ErrorCode::kInvalidArgument,
-                "the prompt has " + std::to_string(count) + " tokens, but this node's context ends at " +
+                "the prompt has " + std::to_string(count) +
+                    " tokens, but this node's context ends at " +
                     std::to_string(limits.max_context),
                 "tokens");
   }
   if (m.prompt_tokens() == 0 || m.prompt_tokens() > count) {
     return fail(ErrorCode::kInvalidArgument,
-                "prompt_tokens is " + std::to_string(m.prompt_tokens()) + ", but the task carries " +
-                    std::to_string(count) + " tokens",
+                "prompt_tokens is " + std::to_string(m.prompt_tokens()) +
+                    ", but the task carries " + std::to_string(count) + " tokens",
                 "prompt_tokens");
   }
   Task task;
@@ -81,8 +82,8 @@ Result<Task> parse_task(const control::Task& m, const TaskLimits& limits) {
     TANDEM_TRY(check_token(token, "tokens", limits.vocab));
   }
   // The answer's tokens are appended while spans into the vector are out, so it never reallocates.
-  task.tokens.reserve(std::min<size_t>(count + size_t{m.max_new_tokens()} + 1,
-                                       size_t{limits.max_context} + 1));
+  task.tokens.reserve(
+      std::min<size_t>(count + size_t{m.max_new_tokens()} + 1, size_t{limits.max_context} + 1));
   task.tokens.assign(m.tokens().begin(), m.tokens().end());
   task.prompt_tokens = m.prompt_tokens();
   task.new_tokens_left = m.max_new_tokens();

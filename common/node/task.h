@@ -16,8 +16,8 @@ struct TaskLimits {
   uint32_t max_context = 0;  // positions of prompt and answer together
 };
 
-// A checked control::Task in the engine's types. Plain data; `tokens` grows as the answer does and is
-// append-only, so spans into it stay valid between steps as long as nobody appends.
+// A checked control::Task in the engine's types. Plain data; `tokens` grows as the answer does and
+// is append-only, so spans into it stay valid between steps as long as nobody appends.
 struct Task {
   RequestId id;
   std::vector<TokenId> tokens;  // prompt, then the answer so far
@@ -27,7 +27,8 @@ struct Task {
   std::vector<TokenId> stop_tokens;
   engine::SamplingParams sampling;
   int32_t prompt_logprobs = -1;
-  size_t predicted_length = 0;  // of `tokens` when done; a guess that admission and nothing else uses
+  size_t predicted_length =
+      0;  // of `tokens` when done; a guess that admission and nothing else uses
 
   [[nodiscard]] size_t answer_tokens() const { return tokens.size() - prompt_tokens; }
   [[nodiscard]] bool scores_prompt() const { return prompt_logprobs >= 0; }

@@ -17,8 +17,8 @@
 namespace tandem {
 namespace {
 
-constexpr int kMaxWaitMs = 5;             // for a slow reader, before a line is dropped
-constexpr size_t kMaxText = 1024;         // of one value
+constexpr int kMaxWaitMs = 5;      // for a slow reader, before a line is dropped
+constexpr size_t kMaxText = 1024;  // of one value
 constexpr std::string_view kTail = "\"cut\":true}\n";
 
 void append_time(std::string& out, double unix_seconds) {
@@ -38,7 +38,8 @@ void append_time(std::string& out, double unix_seconds) {
 std::string_view cut(std::string_view text, size_t limit) {
   if (text.size() <= limit) return text;
   size_t end = limit;
-  while (end > 0 && end > limit - 4 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+  while (end > 0 && end > limit - 4 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80)
+    --end;
   return text.substr(0, end);
 }
 
@@ -52,10 +53,14 @@ void append_field(std::string& out, const LogField& field) {
 
 std::string_view to_string(LogLevel level) {
   switch (level) {
-    case LogLevel::kDebug: return "debug";
-    case LogLevel::kInfo: return "info";
-    case LogLevel::kWarning: return "warning";
-    case LogLevel::kError: return "error";
+    case LogLevel::kDebug:
+      return "debug";
+    case LogLevel::kInfo:
+      return "info";
+    case LogLevel::kWarning:
+      return "warning";
+    case LogLevel::kError:
+      return "error";
   }
   TANDEM_CHECK(false, "log level outside its enumeration");
   return {};
@@ -78,8 +83,9 @@ void LogValue::append_to(std::string& out) const {
 }
 
 Result<std::unique_ptr<LogSink>> LogSink::open(const std::string& path, const Clock& clock) {
-  const int fd = path.empty() ? ::fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0)
-                              : ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640);
+  const int fd = path.empty()
+                     ? ::fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0)
+                     : ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640);
   if (fd < 0) {
     return fail(ErrorCode::kConfig,
                 "cannot write the log to " + (path.empty() ? "standard error" : path) + ": " +
@@ -152,7 +158,8 @@ void Logger::log(LogLevel level, std::string_view event, LogFields fields) const
       }
     }
     line += "}\n";
-    if (line.size() > LogSink::kMaxLine) return;  // a context of several KiB: nothing fits beside it
+    if (line.size() > LogSink::kMaxLine)
+      return;  // a context of several KiB: nothing fits beside it
     sink_->write(line);
   } catch (...) {
     sink_->dropped_.fetch_add(1, std::memory_order_relaxed);  // out of memory
@@ -163,8 +170,8 @@ void Logger::log_error(LogLevel level, std::string_view event, const Error& erro
                        LogFields fields) const noexcept {
   if (!enabled(level)) return;
   try {
-    const std::string place = std::string(error.location.file_name()) + ":" +
-                              std::to_string(error.location.line());
+    const std::string place =
+        std::string(error.location.file_name()) + ":" + std::to_string(error.location.line());
     Logger child = with(fields);
     if (!error.param.empty()) child = child.with({{"param", error.param}});
     child.log(level, event,

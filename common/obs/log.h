@@ -26,8 +26,7 @@ class LogValue {
   template <std::signed_integral T>
   LogValue(T v) : value_(static_cast<int64_t>(v)) {}
   template <std::unsigned_integral T>
-    requires(!std::same_as<T, bool>)
-  LogValue(T v) : value_(static_cast<uint64_t>(v)) {}
+  requires(!std::same_as<T, bool>) LogValue(T v) : value_(static_cast<uint64_t>(v)) {}
   LogValue(double v) : value_(v) {}
   LogValue(float v) : value_(static_cast<double>(v)) {}
   LogValue(std::string_view v) : value_(v) {}

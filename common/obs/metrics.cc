@@ -20,7 +20,9 @@ namespace {
 
 constexpr std::string_view kOther = "other";
 
-bool is_lower_or_digit(char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_'; }
+bool is_lower_or_digit(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
+}
 
 bool is_metric_name(std::string_view name) {
   return name.starts_with("tandem_") && std::all_of(name.begin(), name.end(), is_lower_or_digit);
@@ -79,7 +81,8 @@ struct MetricFamily<Series>::Impl {
   std::map<Values, Native*> series;  // under mutex
 
   Native& get(std::span<const std::string_view> values) {
-    TANDEM_CHECK(values.size() == labels.size(), "a metric was asked for with too few or many labels");
+    TANDEM_CHECK(values.size() == labels.size(),
+                 "a metric was asked for with too few or many labels");
     std::lock_guard lock(mutex);
     Values resolved;
     for (size_t i = 0; i < labels.size(); ++i) resolved.push_back(labels[i].resolve(values[i]));
@@ -135,7 +138,8 @@ struct MetricsRegistry::Impl {
                                                const std::string& help, std::vector<Label> labels,
                                                std::span<const double> buckets) {
     using FamilyImpl = typename MetricFamily<Series>::Impl;
-    TANDEM_CHECK(is_metric_name(name), "metric names look like tandem_<subsystem>_<what>_<unit>: " + name);
+    TANDEM_CHECK(is_metric_name(name),
+                 "metric names look like tandem_<subsystem>_<what>_<unit>: " + name);
     TANDEM_CHECK((std::is_same_v<Series, Counter>) == name.ends_with("_total"),
                  "counters, and only they, end in _total: " + name);
     for (const Label& label : labels) {
@@ -145,10 +149,11 @@ struct MetricsRegistry::Impl {
     std::lock_guard lock(mutex);
     if (const auto it = families.find(name); it != families.end()) {
       auto* same = std::get_if<std::unique_ptr<FamilyImpl>>(&it->second);
-      TANDEM_CHECK(same != nullptr && (*same)->labels.size() == labels.size() &&
-                       std::equal(labels.begin(), labels.end(), (*same)->labels.begin(),
-                                  [](const Label& a, const BoundedLabel& b) { return a.name == b.name; }),
-                   "a metric was declared twice, differently: " + name);
+      TANDEM_CHECK(
+          same != nullptr && (*same)->labels.size() == labels.size() &&
+              std::equal(labels.begin(), labels.end(), (*same)->labels.begin(),
+                         [](const Label& a, const BoundedLabel& b) { return a.name == b.name; }),
+          "a metric was declared twice, differently: " + name);
       return **same;
     }
     auto family = std::make_unique<FamilyImpl>();
@@ -156,7 +161,8 @@ struct MetricsRegistry::Impl {
     family->buckets.assign(buckets.begin(), buckets.end());
     for (Label& label : labels) {
       const bool open = label.values.empty();
-      family->labels.push_back({std::move(label.name), std::move(label.values), open, label.max_values});
+      family->labels.push_back(
+          {std::move(label.name), std::move(label.values), open, label.max_values});
     }
     FamilyImpl& result = *family;
     families.emplace(name, std::move(family));

@@ -71,19 +71,20 @@ using CounterFamily = MetricFamily<Counter>;
 using GaugeFamily = MetricFamily<Gauge>;
 using HistogramFamily = MetricFamily<Histogram>;
 
-// Bucket bounds in seconds. Latencies: 1 ms to 2 min; short ones (ITL, hand-over, steps): 100 us to 5 s.
-inline constexpr double kLatencyBuckets[] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
-                                             1,     2.5,    5,     10,   30,    60,   120};
-inline constexpr double kShortLatencyBuckets[] = {0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01,
-                                                  0.025,  0.05,    0.1,    0.25,  0.5,    1,     5};
+// Bucket bounds in seconds. Latencies: 1 ms to 2 min; short ones (ITL, hand-over, steps): 100 us to
+// 5 s.
+inline constexpr double kLatencyBuckets[] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
+                                             0.5,   1,      2.5,   5,    10,    30,   60,  120};
+inline constexpr double kShortLatencyBuckets[] = {
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5};
 // Tokens, sequences, blocks: powers of two.
 inline constexpr double kCountBuckets[] = {1,   2,   4,    8,    16,   32,   64,    128,
                                            256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
 
 // The metrics of one process; one per process, made by main() and passed on. Names are
-// tandem_<subsystem>_<what>_<unit>; counters end in _total. A name may be declared once, except with the
-// same type and labels, which gives the same metric again. Wrong names and re-declarations are
-// defects of the program and abort. Any thread.
+// tandem_<subsystem>_<what>_<unit>; counters end in _total. A name may be declared once, except
+// with the same type and labels, which gives the same metric again. Wrong names and re-declarations
+// are defects of the program and abort. Any thread.
 class MetricsRegistry {
  public:
   MetricsRegistry();

@@ -10,8 +10,8 @@
 
 namespace tandem {
 
-// The moments of one request (or of a start-up), in order: trace.mark("queued"). One thread at a time.
-// Keeps at most kMaxMarks; names must outlive the trace (literals).
+// The moments of one request (or of a start-up), in order: trace.mark("queued"). One thread at a
+// time. Keeps at most kMaxMarks; names must outlive the trace (literals).
 class Trace {
  public:
   static constexpr size_t kMaxMarks = 32;
@@ -19,7 +19,8 @@ class Trace {
   explicit Trace(const Clock& clock) : clock_(&clock), start_(clock.now()) {}
 
   void mark(std::string_view name);
-  // Seconds from the start, or from the mark `from`, to the mark `to`; negative if either is missing.
+  // Seconds from the start, or from the mark `from`, to the mark `to`; negative if either is
+  // missing.
   [[nodiscard]] double seconds_to(std::string_view to) const;
   [[nodiscard]] double seconds_between(std::string_view from, std::string_view to) const;
   [[nodiscard]] TimePoint start() const { return start_; }
@@ -32,8 +33,8 @@ class Trace {
   std::vector<std::pair<std::string_view, TimePoint>> marks_;
 };
 
-// Logs how long each phase of a start took: phases.next("load_weights") ends the phase before it, done()
-// the last one. Without done() the start failed, and its last phase is not told.
+// Logs how long each phase of a start took: phases.next("load_weights") ends the phase before it,
+// done() the last one. Without done() the start failed, and its last phase is not told.
 class StartupPhases {
  public:
   StartupPhases(const Clock& clock, Logger log);

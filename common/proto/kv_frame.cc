@@ -43,7 +43,7 @@ tl::unexpected<Error> malformed(std::string_view field, const std::string& why) 
 }
 
 struct KindRules {
-  bool pages;            // carries layer and pages
+  bool pages;  // carries layer and pages
   uint32_t min_payload;
   uint32_t max_payload;
 };
@@ -51,12 +51,16 @@ struct KindRules {
 Result<KindRules> rules_of(uint8_t kind) {
   switch (static_cast<KvFrameKind>(kind)) {
     case KvFrameKind::kData:
-    case KvFrameKind::kTail: return KindRules{true, 1, kMaxKvPayload};
-    case KvFrameKind::kCommit: return KindRules{false, 0, kMaxKvCommit};
+    case KvFrameKind::kTail:
+      return KindRules{true, 1, kMaxKvPayload};
+    case KvFrameKind::kCommit:
+      return KindRules{false, 0, kMaxKvCommit};
     case KvFrameKind::kCancel:
     case KvFrameKind::kError:
-    case KvFrameKind::kReject: return KindRules{false, 1, kMaxKvReason + 1};
-    case KvFrameKind::kAck: return KindRules{false, 0, 0};
+    case KvFrameKind::kReject:
+      return KindRules{false, 1, kMaxKvReason + 1};
+    case KvFrameKind::kAck:
+      return KindRules{false, 0, 0};
   }
   return malformed("kind", "is " + std::to_string(kind) + ", which is unknown");
 }
@@ -87,13 +91,20 @@ Status check_fields(const Packed& p) {
 
 std::string_view to_string(KvFrameKind kind) {
   switch (kind) {
-    case KvFrameKind::kData: return "data";
-    case KvFrameKind::kTail: return "tail";
-    case KvFrameKind::kCommit: return "commit";
-    case KvFrameKind::kCancel: return "cancel";
-    case KvFrameKind::kError: return "error";
-    case KvFrameKind::kAck: return "ack";
-    case KvFrameKind::kReject: return "reject";
+    case KvFrameKind::kData:
+      return "data";
+    case KvFrameKind::kTail:
+      return "tail";
+    case KvFrameKind::kCommit:
+      return "commit";
+    case KvFrameKind::kCancel:
+      return "cancel";
+    case KvFrameKind::kError:
+      return "error";
+    case KvFrameKind::kAck:
+      return "ack";
+    case KvFrameKind::kReject:
+      return "reject";
   }
   TANDEM_CHECK(false, "KV frame kind outside its enumeration");
   return {};

@@ -69,15 +69,15 @@ using KvHeaderBytes = std::array<std::byte, kKvHeaderBytes>;
 [[nodiscard]] KvHeaderBytes encode_kv_header(const KvFrameHeader& header);
 
 // Strict: exactly kKvHeaderBytes of a known version and kind, fields that a kind does not use zero,
-// lengths within the limits above. kCorruptData: the header checksum does not hold (nothing else can
-// be believed then); kUnsupported: another version; kInvalidArgument: any other fault. Whether a
-// transfer, layer or page exists is for the receiver to say.
+// lengths within the limits above. kCorruptData: the header checksum does not hold (nothing else
+// can be believed then); kUnsupported: another version; kInvalidArgument: any other fault. Whether
+// a transfer, layer or page exists is for the receiver to say.
 [[nodiscard]] Result<KvFrameHeader> parse_kv_header(std::span<const std::byte> bytes);
 
 [[nodiscard]] uint64_t kv_payload_checksum(TransferId transfer, std::span<const std::byte> payload);
 
-// Payload of cancel, error and reject frames. Texts are cut to kMaxKvReason and, on reading, stripped
-// of anything that is not printable ASCII.
+// Payload of cancel, error and reject frames. Texts are cut to kMaxKvReason and, on reading,
+// stripped of anything that is not printable ASCII.
 [[nodiscard]] std::string encode_kv_reason(ErrorCode code, std::string_view text);
 [[nodiscard]] Error parse_kv_reason(std::span<const std::byte> payload);
 

@@ -36,9 +36,12 @@ std::vector<std::byte> bytes_of(std::string_view text) {
 }  // namespace
 
 uint64_t geometry_hash(const kv::KvLayout& layout) {
-  const uint32_t fields[] = {proto::kKvCodecVersion, kv::kBlockTokens,
-                             kv::kV4Group,           layout.layers,
-                             layout.kv_heads,        layout.head_dim,
+  const uint32_t fields[] = {proto::kKvCodecVersion,
+                             kv::kBlockTokens,
+                             kv::kV4Group,
+                             layout.layers,
+                             layout.kv_heads,
+                             layout.head_dim,
                              static_cast<uint32_t>(layout.format)};
   return XXH3_64bits(fields, sizeof(fields));
 }
@@ -72,7 +75,8 @@ Frame make_commit_frame(const FrameOrigin& origin, std::string_view commit) {
 }
 
 Frame make_reason_frame(const FrameOrigin& origin, KvFrameKind kind, const Error& reason) {
-  return sealed(header_of(origin, kind), bytes_of(proto::encode_kv_reason(reason.code, reason.detail)));
+  return sealed(header_of(origin, kind),
+                bytes_of(proto::encode_kv_reason(reason.code, reason.detail)));
 }
 
 Frame make_ack_frame(const FrameOrigin& origin) {

@@ -11,8 +11,8 @@
 
 namespace tandem::transport {
 
-// Equal on both sides or the pages cannot be exchanged: block tokens, group size, codec version, layers,
-// heads, head_dim and format.
+// Equal on both sides or the pages cannot be exchanged: block tokens, group size, codec version,
+// layers, heads, head_dim and format.
 [[nodiscard]] uint64_t geometry_hash(const kv::KvLayout& layout);
 
 // One whole frame in memory.
@@ -22,8 +22,8 @@ struct Frame {
   [[nodiscard]] size_t wire_bytes() const { return header.size() + payload.size(); }
 };
 
-// Frames aim at this payload: large enough that per-frame costs vanish, small enough to overlap copying,
-// checking and sending, and to stay in a core's cache.
+// Frames aim at this payload: large enough that per-frame costs vanish, small enough to overlap
+// copying, checking and sending, and to stay in a core's cache.
 inline constexpr size_t kTargetPayload = 256u << 10;
 [[nodiscard]] uint32_t pages_per_frame(const kv::KvLayout& layout);
 

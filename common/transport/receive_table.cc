@@ -47,7 +47,8 @@ ReceiveTable::ReceiveTable(const TransportDeps& deps, AtomicCounters& counters)
 Status ReceiveTable::open(ReceivePlan plan) {
   TANDEM_TRY(check_layout(plan.layout));
   if (plan.id.value == 0 || plan.sender.value == 0) {
-    return fail(ErrorCode::kInvalidArgument, "a receive needs a transfer id and a sender generation");
+    return fail(ErrorCode::kInvalidArgument,
+                "a receive needs a transfer id and a sender generation");
   }
   if ((plan.pages > 0 && !plan.destination) || plan.deadline <= Duration::zero()) {
     return fail(ErrorCode::kInvalidArgument, "a receive needs destinations and a deadline");
@@ -70,7 +71,8 @@ Status ReceiveTable::open(ReceivePlan plan) {
     return fail(ErrorCode::kUnavailable, name_of(id) + ": its sender's generation is fenced");
   }
   if (open_.contains(id) || ended_.contains(id)) {
-    return fail(ErrorCode::kInvalidArgument, name_of(id) + " was already opened here", "transfer_id");
+    return fail(ErrorCode::kInvalidArgument, name_of(id) + " was already opened here",
+                "transfer_id");
   }
   if (open_.size() >= capacity_) {
     return fail(ErrorCode::kQueueFull,
@@ -133,8 +135,9 @@ void ReceiveTable::sweep(TimePoint now) {
   std::ranges::sort(expired);
   for (const TransferId id : expired) {
     counters_.transfers_expired.fetch_add(1, std::memory_order_relaxed);
-    events_.on_receive_failed(id, make_error(ErrorCode::kDeadlineExceeded,
-                                             name_of(id) + " did not complete before its deadline"));
+    events_.on_receive_failed(id,
+                              make_error(ErrorCode::kDeadlineExceeded,
+                                         name_of(id) + " did not complete before its deadline"));
   }
 }
 
@@ -201,9 +204,8 @@ std::optional<ReceiveTable::Outcome> ReceiveTable::refuse(const KvFrameHeader& h
     return fail_transfer(header, make_error(code, name_of(header.transfer) + ": " + why), true);
   };
   if (header.geometry != receive.geometry) {
-    return broken(ErrorCode::kMismatch,
-                  "the sender's KV layout differs from this pool's (" +
-                      receive.plan.layout.describe() + ")");
+    return broken(ErrorCode::kMismatch, "the sender's KV layout differs from this pool's (" +
+                                            receive.plan.layout.describe() + ")");
   }
   if (header.kind == KvFrameKind::kCommit && receive.commit) {
     counters_.rejected_replayed.fetch_add(1, std::memory_order_relaxed);
@@ -292,13 +294,15 @@ ReceiveTable::Outcome ReceiveTable::take(const KvFrameHeader& header,
       return fail_transfer(header, std::move(error), false);
     }
     case KvFrameKind::kAck:
-    case KvFrameKind::kReject: return {};
+    case KvFrameKind::kReject:
+      return {};
   }
   if (receive.missing > 0 || !receive.commit) return {};
   receive.stats.elapsed = clock_.now() - receive.opened;
   Outcome outcome;
-  outcome.answer = Answer{
-      .origin = {header.transfer, self_, header.sender, header.geometry, header.format}, .reason = {}};
+  outcome.answer =
+      Answer{.origin = {header.transfer, self_, header.sender, header.geometry, header.format},
+             .reason = {}};
   outcome.received = std::move(receive);
   open_.erase(header.transfer);
   remember(header.transfer, {.complete = true, .why = {}});
@@ -310,8 +314,9 @@ std::optional<Answer> ReceiveTable::deliver(const KvFrameHeader& header,
   Admission admission = admit(header);
   if (!admission.wanted) return std::move(admission.answer);
   // The slow part, outside the mutex.
-  const bool holds = payload.size() == header.payload_bytes &&
-                     proto::kv_payload_checksum(header.transfer, payload) == header.payload_checksum;
+  const bool holds =
+      payload.size() == header.payload_bytes &&
+      proto::kv_payload_checksum(header.transfer, payload) == header.payload_checksum;
   Outcome outcome;
   {
     std::lock_guard lock(mutex_);
@@ -320,10 +325,10 @@ std::optional<Answer> ReceiveTable::deliver(const KvFrameHeader& header,
     } else if (!holds) {
       counters_.rejected_checksum.fetch_add(1, std::memory_order_relaxed);
       outcome = fail_transfer(
-          header, make_error(ErrorCode::kCorruptData,
-                             name_of(header.transfer) + ": a " +
-                                 std::string(to_string(header.kind)) +
-                                 " frame's payload does not match its checksum"),
+          header,
+          make_error(ErrorCode::kCorruptData, name_of(header.transfer) + ": a " +
+                                                  std::string(to_string(header.kind)) +
+                                                  " frame's payload does not match its checksum"),
           true);
     } else {
       outcome = take(header, payload);

@@ -23,9 +23,9 @@ struct Answer {
 };
 
 // Receiving half of every transport: decides which frame may be written where. The only code that
-// writes into receive destinations, always under its mutex and after the payload's checksum held, so that
-// close() is a barrier. Any thread; events are raised on the thread that calls deliver(), sweep() or
-// fence(), outside the mutex.
+// writes into receive destinations, always under its mutex and after the payload's checksum held,
+// so that close() is a barrier. Any thread; events are raised on the thread that calls deliver(),
+// sweep() or fence(), outside the mutex.
 class ReceiveTable {
  public:
   ReceiveTable(const TransportDeps& deps, AtomicCounters& counters);
@@ -40,9 +40,9 @@ class ReceiveTable {
   void sender_lost(Generation sender, const Error& error);
   void sweep(TimePoint now);
 
-  // Whether a frame with this header would be taken; lets a transport refuse before it moves the payload.
-  // When not, `answer` is what to tell the sender, if anything, and the frame has been counted and acted
-  // upon.
+  // Whether a frame with this header would be taken; lets a transport refuse before it moves the
+  // payload. When not, `answer` is what to tell the sender, if anything, and the frame has been
+  // counted and acted upon.
   struct Admission {
     bool wanted = false;
     std::optional<Answer> answer;
@@ -74,8 +74,8 @@ class ReceiveTable {
   };
   struct Outcome {
     std::optional<Answer> answer;
-    std::optional<Error> failed;     // raise on_receive_failed
-    std::optional<Receive> received; // raise on_received
+    std::optional<Error> failed;      // raise on_receive_failed
+    std::optional<Receive> received;  // raise on_received
   };
   using Header = proto::KvFrameHeader;
 

@@ -24,10 +24,12 @@ SendTable::SendTable(const TransportDeps& deps, AtomicCounters& counters)
 Status SendTable::open(const SendSpec& spec) {
   TANDEM_TRY(check_layout(spec.layout));
   if (spec.id.value == 0 || spec.receiver.value == 0) {
-    return fail(ErrorCode::kInvalidArgument, "a send needs a transfer id and a receiver generation");
+    return fail(ErrorCode::kInvalidArgument,
+                "a send needs a transfer id and a receiver generation");
   }
   if (spec.deadline <= Duration::zero()) return bad_post(spec.id, "a send needs a deadline");
-  if (spec.tail && !spec.layout.needs_tail()) return bad_post(spec.id, "this KV format has no tail");
+  if (spec.tail && !spec.layout.needs_tail())
+    return bad_post(spec.id, "this KV format has no tail");
   Send send;
   send.spec = spec;
   send.geometry = geometry_hash(spec.layout);
@@ -218,17 +220,18 @@ std::vector<SendTable::Route> SendTable::sweep(TimePoint now) {
   std::ranges::sort(expired, {}, [](const Route& r) { return r.origin.transfer; });
   for (const Route& route : expired) {
     counters_.transfers_expired.fetch_add(1, std::memory_order_relaxed);
-    events_.on_send_failed(route.origin.transfer,
-                           make_error(ErrorCode::kDeadlineExceeded,
-                                      name_of(route.origin.transfer) +
-                                          " was not acknowledged before its deadline"));
+    events_.on_send_failed(
+        route.origin.transfer,
+        make_error(ErrorCode::kDeadlineExceeded,
+                   name_of(route.origin.transfer) + " was not acknowledged before its deadline"));
   }
   return expired;
 }
 
 bool SendTable::uses(const std::string& address) const {
   std::lock_guard lock(mutex_);
-  return std::ranges::any_of(open_, [&](const auto& e) { return e.second.spec.address == address; });
+  return std::ranges::any_of(open_,
+                             [&](const auto& e) { return e.second.spec.address == address; });
 }
 
 size_t SendTable::open_count() const {

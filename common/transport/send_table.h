@@ -13,9 +13,9 @@
 
 namespace tandem::transport {
 
-// Sending half of every transport: which transfers are open, what was posted, how they end. Knows no
-// wire: a transport asks it what to send and tells it what came back. Any thread; events are raised on
-// the thread that calls deliver(), end(), end_all() or sweep(), outside the mutex.
+// Sending half of every transport: which transfers are open, what was posted, how they end. Knows
+// no wire: a transport asks it what to send and tells it what came back. Any thread; events are
+// raised on the thread that calls deliver(), end(), end_all() or sweep(), outside the mutex.
 class SendTable {
  public:
   SendTable(const TransportDeps& deps, AtomicCounters& counters);
@@ -39,8 +39,8 @@ class SendTable {
   // An ack or reject from the receiver.
   void deliver(const proto::KvFrameHeader& header, std::span<const std::byte> payload);
 
-  // Ends one transfer with on_send_failed. Returns where to send the cancel or error frame; empty if it
-  // was not open.
+  // Ends one transfer with on_send_failed. Returns where to send the cancel or error frame; empty
+  // if it was not open.
   std::optional<Route> end(TransferId id, Error error);
   // The peer is gone: every transfer to this address fails, or only those meant for one generation
   // where a later start may have taken over the address.

@@ -21,54 +21,55 @@ namespace tandem::transport {
 // Life of a transfer:
 //   receiver  open_receive(plan)  -> pages land -> on_received, or on_receive_failed
 //             close_receive(id)   at any time: afterwards no byte of the plan's pages is written
-//   sender    open_send(spec)     -> post_pages per layer -> post_commit -> on_sent / on_send_failed
+//   sender    open_send(spec)     -> post_pages per layer -> post_commit -> on_sent /
+//   on_send_failed
 //             cancel_send(id)     tells the receiver, then on_send_failed(kCancelled)
 //
-// Both sides may be called from any thread; calls return at once. Events arrive on the transport's own
-// thread: handlers post to their owner and return; they may call back into the transport. Every
+// Both sides may be called from any thread; calls return at once. Events arrive on the transport's
+// own thread: handlers post to their owner and return; they may call back into the transport. Every
 // transfer that was opened ends in exactly one event, within its deadline. A post that fails ends
 // its transfer: the receiver gets an error frame and on_send_failed follows with the same error.
 //
-// A sender's transfer ends well only once the receiver has acknowledged every page and the commit. A
-// receiver that refuses a frame says why, and those words reach on_send_failed.
+// A sender's transfer ends well only once the receiver has acknowledged every page and the commit.
+// A receiver that refuses a frame says why, and those words reach on_send_failed.
 
 // Where a layer's pages go, in the receiver's pool.
 struct ReceivePlan {
   TransferId id = {};
-  Generation sender = {};         // frames of another generation are dropped and counted
-  kv::KvLayout layout = {};       // the pool's; a frame of another layout fails the transfer
+  Generation sender = {};    // frames of another generation are dropped and counted
+  kv::KvLayout layout = {};  // the pool's; a frame of another layout fails the transfer
   // destination(layer, i) of page i (0 .. pages-1): block i of the transfer. `pages` counts full
   // blocks, and the tail (see below) comes on top. The memory outlives close_receive().
-  // Called on the transport's thread under its lock: it must not call back. Bytes are verified before
-  // they are written.
+  // Called on the transport's thread under its lock: it must not call back. Bytes are verified
+  // before they are written.
   std::function<std::span<std::byte>(uint32_t layer, uint32_t page)> destination = {};
   uint32_t pages = 0;
   // Layouts with needs_tail(): the last, open page comes as one more page in tail_layout() format.
   std::function<std::span<std::byte>(uint32_t layer)> tail_destination = {};  // empty: no tail
-  Duration deadline{};            // from open_receive
+  Duration deadline{};                                                        // from open_receive
 };
 
 struct ReceiveStats {
-  uint64_t wire_bytes = 0;        // headers included
+  uint64_t wire_bytes = 0;  // headers included
   uint32_t frames = 0;
-  Duration elapsed{};             // open_receive to last frame
+  Duration elapsed{};  // open_receive to last frame
 };
 
 struct SendSpec {
   TransferId id = {};
   Generation receiver = {};
-  std::string address = {};       // the receiver's address()
+  std::string address = {};  // the receiver's address()
   kv::KvLayout layout = {};
-  uint32_t pages = 0;             // full pages per layer to send
+  uint32_t pages = 0;  // full pages per layer to send
   bool tail = false;
   Duration deadline{};
 };
 
 struct SendStats {
-  uint64_t raw_bytes = 0;         // the same tokens as bf16 pages
-  uint64_t wire_bytes = 0;        // headers included
+  uint64_t raw_bytes = 0;   // the same tokens as bf16 pages
+  uint64_t wire_bytes = 0;  // headers included
   uint32_t frames = 0;
-  Duration elapsed{};             // first post to last completion
+  Duration elapsed{};  // first post to last completion
   TimePoint last_completion;
 };
 
@@ -112,25 +113,27 @@ class Transport {
  public:
   virtual ~Transport() = default;  // no event after; open transfers end silently
 
-  [[nodiscard]] virtual std::string_view name() const = 0;    // "inproc", "ucx"
+  [[nodiscard]] virtual std::string_view name() const = 0;  // "inproc", "ucx"
   // What is really in use, e.g. "ucx 1.13.1: posix, cma, tcp". For logs, metrics and the handshake.
   [[nodiscard]] virtual std::string detail() const = 0;
   // Opaque bytes that a sender needs to reach this process.
   [[nodiscard]] virtual std::string address() const = 0;
 
   [[nodiscard]] virtual Status open_receive(ReceivePlan plan) = 0;
-  // Returns once no further byte will be written to the plan's pages (bounded by one frame's copy). No
-  // event starts after it returned. Unknown ids are fine: closing is idempotent. Later frames of
+  // Returns once no further byte will be written to the plan's pages (bounded by one frame's copy).
+  // No event starts after it returned. Unknown ids are fine: closing is idempotent. Later frames of
   // this transfer are refused, which ends it at the sender.
   virtual void close_receive(TransferId id) = 0;
-  // Drops every open receive of that sender (each ends in on_receive_failed) and all its later frames.
+  // Drops every open receive of that sender (each ends in on_receive_failed) and all its later
+  // frames.
   virtual void fence(Generation sender) = 0;
 
   // Fails when too many sends are open (kQueueFull) or the address is malformed; connecting itself
   // is asynchronous and fails through on_send_failed.
   [[nodiscard]] virtual Status open_send(const SendSpec& spec) = 0;
-  // Pages first_page .. of one layer, each layout.page_bytes() long. Memory must stay unchanged until
-  // the transfer's final event. One call becomes one or more frames (frames.h says of what size).
+  // Pages first_page .. of one layer, each layout.page_bytes() long. Memory must stay unchanged
+  // until the transfer's final event. One call becomes one or more frames (frames.h says of what
+  // size).
   [[nodiscard]] virtual Status post_pages(TransferId id, uint32_t layer, uint32_t first_page,
                                           std::span<const std::span<const std::byte>> pages) = 0;
   [[nodiscard]] virtual Status post_tail(TransferId id, uint32_t layer,

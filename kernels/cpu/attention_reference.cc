@@ -26,8 +26,8 @@ float dot_key(const AttendTask& t, int64_t row, int32_t key) {
 }
 
 void attend(const AttendTask& t) {
-  float* scores = t.scratch;                  // [keys]
-  float* part = t.scratch + kPartitionKeys;   // [value_stride]
+  float* scores = t.scratch;                 // [keys]
+  float* part = t.scratch + kPartitionKeys;  // [value_stride]
   for (int64_t r = 0; r < t.rows; ++r) {
     float top = -INFINITY;
     for (int32_t j = t.first[r]; j < t.last[r]; ++j) {

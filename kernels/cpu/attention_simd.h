@@ -3,9 +3,9 @@
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/simd_math.h"
 
-// Attention over Vec; after simd_avx2.h or simd_avx512.h. Rows go in tiles of up to kAttendRows that
-// share the loads of keys and values; masked keys weigh exactly zero, so a row's sums do not show the
-// tile it was in.
+// Attention over Vec; after simd_avx2.h or simd_avx512.h. Rows go in tiles of up to kAttendRows
+// that share the loads of keys and values; masked keys weigh exactly zero, so a row's sums do not
+// show the tile it was in.
 namespace tandem::cpu {
 namespace {
 
@@ -49,7 +49,8 @@ inline void score_block(const AttendTask& t, int64_t row, int64_t v) {
     for (int j = 0; j < K; ++j) {
       const Vec index = iota(static_cast<float>((v + j) * kWidth));
       const Vec seen = if_less(index, last, acc[r][j], nothing);
-      store(t.scratch + r * kPartitionKeys + (v + j) * kWidth, if_less(index, first, nothing, seen));
+      store(t.scratch + r * kPartitionKeys + (v + j) * kWidth,
+            if_less(index, first, nothing, seen));
     }
   }
 }
@@ -147,10 +148,14 @@ void attend(const AttendTask& t) {
   int64_t row = 0;
   for (; row + kAttendRows <= t.rows; row += kAttendRows) attend_tile<kAttendRows>(t, row);
   switch (t.rows - row) {
-    case 3: return attend_tile<3>(t, row);
-    case 2: return attend_tile<2>(t, row);
-    case 1: return attend_tile<1>(t, row);
-    case 0: return;
+    case 3:
+      return attend_tile<3>(t, row);
+    case 2:
+      return attend_tile<2>(t, row);
+    case 1:
+      return attend_tile<1>(t, row);
+    case 0:
+      return;
   }
 }
 

@@ -24,12 +24,10 @@ std::string_view to_string(CpuIsa isa) {
 }
 
 Result<CpuIsa> parse_cpu_isa(std::string_view name) {
-  for (const CpuIsa isa :
-       {CpuIsa::kReference, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Bf16})
+  for (const CpuIsa isa : {CpuIsa::kReference, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Bf16})
     if (name == to_string(isa)) return isa;
-  return fail(ErrorCode::kInvalidArgument,
-              "unknown instruction set '" + std::string(name) +
-                  "': use reference, avx2, avx512 or avx512bf16");
+  return fail(ErrorCode::kInvalidArgument, "unknown instruction set '" + std::string(name) +
+                                               "': use reference, avx2, avx512 or avx512bf16");
 }
 
 namespace {
@@ -58,8 +56,8 @@ uint64_t saved_state() {
 
 // Bit positions: Intel SDM volume 2, CPUID leaves 1, 7.0 and 7.1.
 CpuIsa detect() {
-  constexpr uint64_t kYmmState = 0x6;    // SSE and AVX registers
-  constexpr uint64_t kZmmState = 0xe6;   // and opmask, upper halves, zmm16..31
+  constexpr uint64_t kYmmState = 0x6;   // SSE and AVX registers
+  constexpr uint64_t kZmmState = 0xe6;  // and opmask, upper halves, zmm16..31
   const Leaf one = cpuid(1, 0);
   const Leaf seven = cpuid(7, 0);
   const bool os_saves = has(one.ecx, 27);  // OSXSAVE: xgetbv may be used
@@ -91,15 +89,14 @@ bool intel() { return false; }
 std::vector<CpuIsa> supported_isas() {
   std::vector<CpuIsa> isas;
   const CpuIsa widest = detect();
-  for (const CpuIsa isa :
-       {CpuIsa::kReference, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Bf16})
+  for (const CpuIsa isa : {CpuIsa::kReference, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Bf16})
     if (isa <= widest) isas.push_back(isa);
   return isas;
 }
 
 // Intel's cores (Sapphire Rapids measured) start a bf16 dot product every other cycle and two float
-// multiply-adds every cycle: the float kernels do as much there (prefill of 512 tokens 834 against 526
-// to 696 tokens a second), and more exactly. Zen 4 starts one of each per cycle.
+// multiply-adds every cycle: the float kernels do as much there (prefill of 512 tokens 834 against
+// 526 to 696 tokens a second), and more exactly. Zen 4 starts one of each per cycle.
 CpuIsa best_isa() {
   const CpuIsa widest = detect();
   return widest == CpuIsa::kAvx512Bf16 && intel() ? CpuIsa::kAvx512 : widest;

@@ -17,7 +17,8 @@ enum class CpuIsa : uint8_t {
   kAvx512Bf16,  // and AVX512_BF16
 };
 
-[[nodiscard]] std::string_view to_string(CpuIsa isa);  // "reference", "avx2", "avx512", "avx512bf16"
+[[nodiscard]] std::string_view to_string(
+    CpuIsa isa);  // "reference", "avx2", "avx512", "avx512bf16"
 [[nodiscard]] Result<CpuIsa> parse_cpu_isa(std::string_view name);
 
 // What processor and operating system (saved register state) support together, widest last.

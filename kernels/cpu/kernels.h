@@ -7,18 +7,18 @@
 // inline function of the standard library emitted under one of them could be linked into all.
 //
 // Reduction order. Every result that belongs to one row (of activations, of queries) is computed by
-// an order of operations that depends on that row alone: never on how many rows come with it, on how
-// the outputs are split over threads, or on tile sizes. That is what makes a request's tokens
+// an order of operations that depends on that row alone: never on how many rows come with it, on
+// how the outputs are split over threads, or on tile sizes. That is what makes a request's tokens
 // independent of its batch company and of how its prompt was cut. Between instruction sets results
 // differ by rounding.
 namespace tandem::cpu {
 
 enum class CpuIsa : uint8_t;  // dispatch.h
 
-inline constexpr int kPanel = 16;          // outputs in one packed panel of weights
-inline constexpr int kPageTokens = 16;     // rows of one KV page
-inline constexpr int kPartitionKeys = 128; // keys between two rescalings of the running softmax
-inline constexpr int kValueGroup = 32;     // channels per scale in four-bit values
+inline constexpr int kPanel = 16;           // outputs in one packed panel of weights
+inline constexpr int kPageTokens = 16;      // rows of one KV page
+inline constexpr int kPartitionKeys = 128;  // keys between two rescalings of the running softmax
+inline constexpr int kValueGroup = 32;      // channels per scale in four-bit values
 
 // ---- linear ----
 // Packed weights: panels of 16 outputs, one after another.
@@ -26,14 +26,16 @@ inline constexpr int kValueGroup = 32;     // channels per scale in four-bit val
 //   bf16: bf16[(in+1)/2][16][2], two consecutive inputs of one output side by side
 // Inputs beyond `in` and outputs beyond the last are zero.
 [[nodiscard]] constexpr int64_t panel_elements_f32(int64_t in) { return in * kPanel; }
-[[nodiscard]] constexpr int64_t panel_elements_bf16(int64_t in) { return (in + 1) / 2 * 2 * kPanel; }
+[[nodiscard]] constexpr int64_t panel_elements_bf16(int64_t in) {
+  return (in + 1) / 2 * 2 * kPanel;
+}
 
 // c[r][16*p + i] = sum over k of x[r][k] * panel p's output i, summed in the order of k.
 struct LinearTask {
-  // float, or bf16 for LinearKernels::bf16_rounded. For bf16 weights rows are padded to an even count
-  // with a zero.
+  // float, or bf16 for LinearKernels::bf16_rounded. For bf16 weights rows are padded to an even
+  // count with a zero.
   const void* x = nullptr;
-  int64_t x_stride = 0;     // elements from row to row
+  int64_t x_stride = 0;  // elements from row to row
   int64_t rows = 0;
   const void* panels = nullptr;
   int64_t panel_count = 0;
@@ -50,18 +52,18 @@ enum class KvElement : uint8_t { kF32, kBf16, kInt8, kInt4 };
 // Rows attend to up to kPartitionKeys keys; the result is merged into their running state
 // (max -inf, sum 0, acc 0 before the first partition).
 struct AttendTask {
-  const float* q = nullptr;        // [rows][head_dim], scale applied
+  const float* q = nullptr;  // [rows][head_dim], scale applied
   int64_t rows = 0;
   const int32_t* first = nullptr;  // [rows] row r sees keys first[r] .. last[r]-1 of the partition;
   const int32_t* last = nullptr;   //        none if last[r] <= first[r]
   const float* keys = nullptr;     // [pages][head_dim][16]
   const float* values = nullptr;   // [keys][value_stride], zero beyond head_dim
   int64_t head_dim = 0;
-  int64_t value_stride = 0;        // head_dim rounded up to 16
-  float* scratch = nullptr;        // attend_scratch(value_stride) floats
-  float* max = nullptr;            // [rows]
-  float* sum = nullptr;            // [rows]
-  float* acc = nullptr;            // [rows][value_stride]
+  int64_t value_stride = 0;  // head_dim rounded up to 16
+  float* scratch = nullptr;  // attend_scratch(value_stride) floats
+  float* max = nullptr;      // [rows]
+  float* sum = nullptr;      // [rows]
+  float* acc = nullptr;      // [rows][value_stride]
 };
 
 [[nodiscard]] constexpr int64_t attend_scratch(int64_t value_stride) {
@@ -72,8 +74,8 @@ struct AttendTask {
 struct LinearKernels {
   void (*f32)(const LinearTask&);
   void (*bf16)(const LinearTask&);
-  // bf16 weights with activations rounded to bf16: twice as fast where the instruction set multiplies
-  // such pairs, null elsewhere.
+  // bf16 weights with activations rounded to bf16: twice as fast where the instruction set
+  // multiplies such pairs, null elsewhere.
   void (*bf16_rounded)(const LinearTask&);
 };
 
@@ -106,14 +108,16 @@ struct PackKernels {
 
 // One head's section of one page. The bytes and the numbers are those of common/kv/codec.h.
 struct KvKernels {
-  // out[head_dim][16]: keys come out transposed. Tokens from `valid` on are zeros, whatever the page
-  // holds there.
+  // out[head_dim][16]: keys come out transposed. Tokens from `valid` on are zeros, whatever the
+  // page holds there.
   void (*load_keys)(KvElement e, const void* section, int64_t head_dim, int64_t valid, float* out);
   // out[16][value_stride], zeros beyond head_dim and from `valid` on.
-  void (*load_values)(KvElement e, const void* section, int64_t head_dim, int64_t valid, float* out);
+  void (*load_values)(KvElement e, const void* section, int64_t head_dim, int64_t valid,
+                      float* out);
   // Encodes one token's row; not for kInt4 keys, which need the whole page.
   void (*store_key)(KvElement e, const float* row, int64_t head_dim, int64_t token, void* section);
-  void (*store_value)(KvElement e, const float* row, int64_t head_dim, int64_t token, void* section);
+  void (*store_value)(KvElement e, const float* row, int64_t head_dim, int64_t token,
+                      void* section);
   // Encodes 16 rows, `stride` floats apart, as kInt4 keys.
   void (*store_keys_int4)(const float* rows, int64_t stride, int64_t head_dim, void* section);
 };

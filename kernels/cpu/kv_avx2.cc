@@ -94,7 +94,8 @@ void store_row_int8(const float* row, int64_t n, int64_t token, char* section) {
     const __m256 x = clean(load_lanes(row + c, n - c));
     const __m256 level = clamp(rint(_mm256_mul_ps(x, inverse)), -127, 127);
     const __m256i wide = _mm256_cvtps_epi32(level);
-    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+    const __m128i words =
+        _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
     const __m128i eight = _mm_packs_epi16(words, words);
     if (n - c >= 8)
       _mm_storel_epi64(reinterpret_cast<__m128i*>(q + c), eight);
@@ -148,15 +149,16 @@ void store_group_int4(const float* x, int64_t n, char* packed, uint16_t* scale, 
   }
   const float unit = range / kUnits;
   *scale = to_half(best.step * unit);
-  *minimum = to_half(_mm_cvtss_f32(
-      _mm_fmadd_ss(_mm_set_ss(best.offset), _mm_set_ss(unit), _mm_set_ss(lo))));
+  *minimum = to_half(
+      _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(best.offset), _mm_set_ss(unit), _mm_set_ss(lo))));
   const __m256 from = set1(_cvtsh_ss(*minimum));
   const __m256 inverse = set1(1.0F / _cvtsh_ss(*scale));
   uint8_t levels[kValueGroup];
   for (int i = 0; i < kVecs; ++i) {
     const __m256 q = clamp(rint(_mm256_mul_ps(_mm256_sub_ps(v[i], from), inverse)), 0, 15);
     const __m256i wide = _mm256_cvtps_epi32(q);
-    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+    const __m128i words =
+        _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(levels + 8 * i), _mm_packus_epi16(words, words));
   }
   for (int64_t i = 0; i < n / 2; ++i)
@@ -179,10 +181,11 @@ void store_row_int4(const float* row, int64_t n, int64_t token, char* section) {
   }
 }
 
-// Eight channels of a page at once, one lane each: levels, scales and minima as in store_group_int4.
+// Eight channels of a page at once, one lane each: levels, scales and minima as in
+// store_group_int4.
 struct ChannelFit {
   __m256i levels[kPageTokens];
-  __m128i scales;   // 8 halves
+  __m128i scales;  // 8 halves
   __m128i minima;
 };
 
@@ -237,7 +240,8 @@ void store_keys_int4(const float* rows, int64_t stride, int64_t head_dim, void* 
   for (int64_t c = 0; c < head_dim; c += 8) {
     const int64_t count = head_dim - c < 8 ? head_dim - c : 8;
     __m256 x[kPageTokens];
-    for (int64_t t = 0; t < kPageTokens; ++t) x[t] = clean(load_lanes(rows + t * stride + c, count));
+    for (int64_t t = 0; t < kPageTokens; ++t)
+      x[t] = clean(load_lanes(rows + t * stride + c, count));
     ChannelFit fit;
     fit_channels(x, fit);
     for (int64_t t = 0; t < kPageTokens; ++t) {
@@ -265,9 +269,12 @@ void store_key(KvElement e, const float* row, int64_t head_dim, int64_t token, v
     case KvElement::kF32:
       __builtin_memcpy(p + 4 * token * head_dim, row, static_cast<size_t>(4 * head_dim));
       return;
-    case KvElement::kBf16: return store_row_bf16(row, head_dim, p + 2 * token * head_dim);
-    case KvElement::kInt8: return store_row_int8(row, head_dim, token, p);
-    case KvElement::kInt4: return;  // store_keys_int4
+    case KvElement::kBf16:
+      return store_row_bf16(row, head_dim, p + 2 * token * head_dim);
+    case KvElement::kInt8:
+      return store_row_int8(row, head_dim, token, p);
+    case KvElement::kInt4:
+      return;  // store_keys_int4
   }
 }
 

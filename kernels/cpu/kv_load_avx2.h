@@ -26,14 +26,15 @@ inline float bf16_at(const char* p, int64_t index) {
   return value;
 }
 
-// Loads the same 32 bytes of tokens first .. first+7 (zeros from `valid` on) and transposes them: lane
-// i of v[j] is word j of token first+i.
+// Loads the same 32 bytes of tokens first .. first+7 (zeros from `valid` on) and transposes them:
+// lane i of v[j] is word j of token first+i.
 inline void gather_words(const char* rows, int64_t row_bytes, int64_t first, int64_t valid,
                          __m256i (&v)[8]) {
   for (int64_t i = 0; i < 8; ++i)
-    v[i] = first + i < valid
-               ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows + (first + i) * row_bytes))
-               : _mm256_setzero_si256();
+    v[i] =
+        first + i < valid
+            ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows + (first + i) * row_bytes))
+            : _mm256_setzero_si256();
   transpose8(v);
 }
 
@@ -50,7 +51,8 @@ struct KeyPage {
         __builtin_memcpy(&value, section + 4 * index, sizeof value);
         return value;
       }
-      case KvElement::kBf16: return bf16_at(section, index);
+      case KvElement::kBf16:
+        return bf16_at(section, index);
       case KvElement::kInt8:
         return static_cast<float>(static_cast<int8_t>(section[index])) *
                half_at(section + kPageTokens * head_dim, token);
@@ -108,16 +110,20 @@ inline void key_words(KvElement e, const KeyPage& page, int64_t channel, int64_t
 // Channels in 32 bytes of a row.
 inline int64_t channels_per_load(KvElement e) {
   switch (e) {
-    case KvElement::kF32: return 8;
-    case KvElement::kBf16: return 16;
-    case KvElement::kInt8: return 32;
-    case KvElement::kInt4: return 64;
+    case KvElement::kF32:
+      return 8;
+    case KvElement::kBf16:
+      return 16;
+    case KvElement::kInt8:
+      return 32;
+    case KvElement::kInt4:
+      return 64;
   }
   return 0;
 }
 
-// Sixteen bytes of scales that belong to tokens beyond `valid`, and four-bit minima, may be anything:
-// what is not a number times zero is not zero.
+// Sixteen bytes of scales that belong to tokens beyond `valid`, and four-bit minima, may be
+// anything: what is not a number times zero is not zero.
 inline void clear_tokens(int64_t head_dim, int64_t valid, float* out) {
   if (valid >= kPageTokens) return;
   for (int64_t c = 0; c < head_dim; ++c)
@@ -164,7 +170,8 @@ inline void value_row_bf16(const char* p, int64_t n, float* out) {
 }
 
 // One group of up to kValueGroup channels.
-inline void value_group_int4(const char* packed, float scale, float minimum, int64_t n, float* out) {
+inline void value_group_int4(const char* packed, float scale, float minimum, int64_t n,
+                             float* out) {
   if (n < kValueGroup) {
     for (int64_t c = 0; c < n; ++c) {
       const auto both = static_cast<uint8_t>(packed[c / 2]);
@@ -180,7 +187,8 @@ inline void value_group_int4(const char* packed, float scale, float minimum, int
   for (int i = 0; i < 4; ++i) {
     const __m128i eight = i % 2 == 0 ? q[i / 2] : _mm_srli_si128(q[i / 2], 8);
     const __m256 x = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(eight));
-    _mm256_storeu_ps(out + 8 * i, _mm256_fmadd_ps(x, _mm256_set1_ps(scale), _mm256_set1_ps(minimum)));
+    _mm256_storeu_ps(out + 8 * i,
+                     _mm256_fmadd_ps(x, _mm256_set1_ps(scale), _mm256_set1_ps(minimum)));
   }
 }
 
@@ -208,11 +216,15 @@ void load_values(KvElement e, const void* section, int64_t head_dim, int64_t val
         case KvElement::kF32:
           __builtin_memcpy(out, p + 4 * t * head_dim, static_cast<size_t>(4 * head_dim));
           break;
-        case KvElement::kBf16: value_row_bf16(p + 2 * t * head_dim, head_dim, out); break;
+        case KvElement::kBf16:
+          value_row_bf16(p + 2 * t * head_dim, head_dim, out);
+          break;
         case KvElement::kInt8:
           value_row_int8(p + t * head_dim, half_at(p + kPageTokens * head_dim, t), head_dim, out);
           break;
-        case KvElement::kInt4: value_row_int4(p, t, head_dim, out); break;
+        case KvElement::kInt4:
+          value_row_int4(p, t, head_dim, out);
+          break;
       }
     }
     for (int64_t c = filled; c < stride; ++c) out[c] = 0;

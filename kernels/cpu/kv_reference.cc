@@ -18,10 +18,14 @@ kv::KvLayout layout_of(kv::KvFormat format, int64_t head_dim) {
 
 kv::KvLayout key_layout(KvElement e, int64_t head_dim) {
   switch (e) {
-    case KvElement::kF32: return layout_of(kv::KvFormat::kF32, head_dim);
-    case KvElement::kBf16: return layout_of(kv::KvFormat::kBf16, head_dim);
-    case KvElement::kInt8: return layout_of(kv::KvFormat::kInt8, head_dim);
-    case KvElement::kInt4: return layout_of(kv::KvFormat::kInt4, head_dim);
+    case KvElement::kF32:
+      return layout_of(kv::KvFormat::kF32, head_dim);
+    case KvElement::kBf16:
+      return layout_of(kv::KvFormat::kBf16, head_dim);
+    case KvElement::kInt8:
+      return layout_of(kv::KvFormat::kInt8, head_dim);
+    case KvElement::kInt4:
+      return layout_of(kv::KvFormat::kInt4, head_dim);
   }
   return {};
 }
@@ -34,8 +38,8 @@ void load_keys(KvElement e, const void* section, int64_t head_dim, int64_t valid
   std::array<float, kMaxHeadDim> row{};
   for (int64_t t = 0; t < kPageTokens; ++t) {
     if (t < valid)
-      kv::decode_row(key_layout(e, head_dim), kv::KvSide::kK, static_cast<const std::byte*>(section),
-                     static_cast<uint32_t>(t), row.data());
+      kv::decode_row(key_layout(e, head_dim), kv::KvSide::kK,
+                     static_cast<const std::byte*>(section), static_cast<uint32_t>(t), row.data());
     else
       row.fill(0);
     for (int64_t d = 0; d < head_dim; ++d) out[d * kPageTokens + t] = row[static_cast<size_t>(d)];
@@ -46,8 +50,9 @@ void load_values(KvElement e, const void* section, int64_t head_dim, int64_t val
   const int64_t stride = (head_dim + 15) / 16 * 16;
   std::fill_n(out, kPageTokens * stride, 0.0F);
   for (int64_t t = 0; t < valid; ++t)
-    kv::decode_row(value_layout(e, head_dim), kv::KvSide::kV, static_cast<const std::byte*>(section),
-                   static_cast<uint32_t>(t), out + t * stride);
+    kv::decode_row(value_layout(e, head_dim), kv::KvSide::kV,
+                   static_cast<const std::byte*>(section), static_cast<uint32_t>(t),
+                   out + t * stride);
 }
 
 void store_key(KvElement e, const float* row, int64_t head_dim, int64_t token, void* section) {

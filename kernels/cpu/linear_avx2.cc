@@ -18,8 +18,8 @@ struct F32Tile {
   static constexpr int kStreamRows = 6;
 
   template <int R, int P>
-  static void run(const X* x, int64_t x_stride, const W* w, int64_t, int64_t steps, bool add, float* c,
-                  int64_t c_stride) {
+  static void run(const X* x, int64_t x_stride, const W* w, int64_t, int64_t steps, bool add,
+                  float* c, int64_t c_stride) {
     __m256 low[R];
     __m256 high[R];
 #pragma GCC unroll 6
@@ -46,8 +46,8 @@ struct F32Tile {
   }
 };
 
-// A packed step holds two inputs of 16 outputs side by side; a shift and a mask make two float vectors
-// of each half.
+// A packed step holds two inputs of 16 outputs side by side; a shift and a mask make two float
+// vectors of each half.
 struct Bf16Tile {
   using X = float;
   using W = uint16_t;
@@ -63,13 +63,14 @@ struct Bf16Tile {
         const auto* at = reinterpret_cast<const __m256i*>(w + h * 2 * kHalf);
         const __m256i both = _mm256_loadu_si256(at);
         _mm256_store_ps(out + h * kHalf, _mm256_castsi256_ps(_mm256_slli_epi32(both, 16)));
-        _mm256_store_ps(out + kPanel + h * kHalf, _mm256_castsi256_ps(_mm256_and_si256(both, upper)));
+        _mm256_store_ps(out + kPanel + h * kHalf,
+                        _mm256_castsi256_ps(_mm256_and_si256(both, upper)));
       }
   }
 
   template <int R, int P>
-  static void run(const X* x, int64_t x_stride, const W* w, int64_t, int64_t steps, bool add, float* c,
-                  int64_t c_stride) {
+  static void run(const X* x, int64_t x_stride, const W* w, int64_t, int64_t steps, bool add,
+                  float* c, int64_t c_stride) {
     const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000U));
     __m256 low[R];
     __m256 high[R];

@@ -8,8 +8,9 @@
 namespace tandem::cpu {
 namespace {
 
-// With few rows weights come from memory: fetch them into L1 ahead of the hardware prefetcher, which
-// stops at every 4 KiB page. Larger tiles are bound by arithmetic and find most weights in L2.
+// With few rows weights come from memory: fetch them into L1 ahead of the hardware prefetcher,
+// which stops at every 4 KiB page. Larger tiles are bound by arithmetic and find most weights in
+// L2.
 constexpr int kStreamTile = 8;
 constexpr int64_t kStreamAhead = 2048;  // bytes
 inline void prefetch_stream(const void* p) {
@@ -26,8 +27,8 @@ struct F32Tile {
   static constexpr int kStreamRows = 4;
 
   template <int R, int P>
-  static void run(const X* x, int64_t x_stride, const W* w, int64_t w_stride, int64_t steps, bool add,
-                  float* c, int64_t c_stride) {
+  static void run(const X* x, int64_t x_stride, const W* w, int64_t w_stride, int64_t steps,
+                  bool add, float* c, int64_t c_stride) {
     __m512 acc[R][P];
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
@@ -56,8 +57,8 @@ struct F32Tile {
   }
 };
 
-// bf16 weights and float activations: a packed step holds two inputs of 16 outputs; a shift and a mask
-// make two float vectors of it.
+// bf16 weights and float activations: a packed step holds two inputs of 16 outputs; a shift and a
+// mask make two float vectors of it.
 struct ExpandTile {
   using X = float;
   using W = uint16_t;
@@ -76,8 +77,8 @@ struct ExpandTile {
   }
 
   template <int R, int P>
-  static void run(const X* x, int64_t x_stride, const W* w, int64_t w_stride, int64_t steps, bool add,
-                  float* c, int64_t c_stride) {
+  static void run(const X* x, int64_t x_stride, const W* w, int64_t w_stride, int64_t steps,
+                  bool add, float* c, int64_t c_stride) {
     const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
     __m512 acc[R][P];
 #pragma GCC unroll 12

@@ -17,8 +17,8 @@ struct Bf16Tile {
   static constexpr int kStreamRows = 4;
 
   template <int R, int P>
-  static void run(const X* x, int64_t x_stride, const W* w, int64_t w_stride, int64_t steps, bool add,
-                  float* c, int64_t c_stride) {
+  static void run(const X* x, int64_t x_stride, const W* w, int64_t w_stride, int64_t steps,
+                  bool add, float* c, int64_t c_stride) {
     __m512 acc[R][P];
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)

@@ -26,7 +26,8 @@ void linear_f32(const LinearTask& t) {
 void linear_bf16(const LinearTask& t) {
   const uint16_t* w = static_cast<const uint16_t*>(t.panels);
   accumulate(t, [&](int64_t panel, int64_t lane, int64_t k) {
-    return to_float(Bf16{w[panel * panel_elements_bf16(t.in) + k / 2 * 2 * kPanel + lane * 2 + k % 2]});
+    return to_float(
+        Bf16{w[panel * panel_elements_bf16(t.in) + k / 2 * 2 * kPanel + lane * 2 + k % 2]});
   });
 }
 

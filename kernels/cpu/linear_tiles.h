@@ -12,8 +12,8 @@
 //   template <int R, int P> static void run(const X* x, int64_t x_stride, const W* w,
 //       int64_t w_stride, int64_t steps, bool add, float* c, int64_t c_stride);
 // run() computes R rows by P panels over `steps` packed steps, on top of what c holds if `add`.
-// Every accumulator belongs to one row and output and adds up the inputs in their order; spilling it
-// to c between blocks of inputs does not round. So tiling never shows in the results.
+// Every accumulator belongs to one row and output and adds up the inputs in their order; spilling
+// it to c between blocks of inputs does not round. So tiling never shows in the results.
 namespace tandem::cpu {
 namespace {
 
@@ -66,9 +66,9 @@ void linear_tiles(const LinearTask& t) {
 }
 
 // bf16 weights and float activations with many rows: panels are expanded to float once, a block of
-// inputs at a time, instead of once per tile of rows, which would cost the multiply units a third of
-// their time. Few rows go through Packed, which does the same arithmetic on packed panels and also
-// brings
+// inputs at a time, instead of once per tile of rows, which would cost the multiply units a third
+// of their time. Few rows go through Packed, which does the same arithmetic on packed panels and
+// also brings
 //   static void expand(const uint16_t* w, int64_t steps, float* out);
 constexpr int64_t kExpandInputs = 256;  // 16 KiB of float weights a panel
 
@@ -94,9 +94,9 @@ void linear_expanded(const LinearTask& t) {
         Packed::expand(w + ((p + j) * in + k) * kPanel, inputs / 2, weights + j * inputs * kPanel);
       const float* x = static_cast<const float*>(t.x) + k;
       for (int64_t r = 0; r < t.rows; r += kRows)
-        table[t.rows - r < kRows ? t.rows - r : kRows](x + r * t.x_stride, t.x_stride, weights,
-                                                       inputs * kPanel, inputs, k > 0,
-                                                       t.c + r * t.c_stride + p * kPanel, t.c_stride);
+        table[t.rows - r < kRows ? t.rows - r : kRows](
+            x + r * t.x_stride, t.x_stride, weights, inputs * kPanel, inputs, k > 0,
+            t.c + r * t.c_stride + p * kPanel, t.c_stride);
     }
     p += panels;
   }

@@ -54,11 +54,12 @@ void pack_bf16_half(const float* rows, int64_t stride, int64_t count, int64_t in
   for (; k + 16 <= in; k += 16) {
     __m256i v[8];
     for (int64_t i = 0; i < 8; ++i)
-      v[i] = first + i < count ? bf16_pairs(rows + (first + i) * stride + k) : _mm256_setzero_si256();
+      v[i] =
+          first + i < count ? bf16_pairs(rows + (first + i) * stride + k) : _mm256_setzero_si256();
     transpose8(v);
     for (int64_t i = 0; i < 8; ++i)
-      _mm256_storeu_si256(
-          reinterpret_cast<__m256i*>(panel + (k + 2 * i) * kPanel + 2 * first), v[i]);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(panel + (k + 2 * i) * kPanel + 2 * first),
+                          v[i]);
   }
   for (; k < (in + 1) / 2 * 2; ++k)
     for (int64_t i = first; i < first + 8; ++i)

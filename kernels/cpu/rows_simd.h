@@ -3,8 +3,8 @@
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/simd_math.h"
 
-// Row kernels over Vec; after simd_avx2.h or simd_avx512.h. The last, partial vector goes through the
-// same arithmetic as the others.
+// Row kernels over Vec; after simd_avx2.h or simd_avx512.h. The last, partial vector goes through
+// the same arithmetic as the others.
 namespace tandem::cpu {
 namespace {
 
@@ -46,12 +46,14 @@ void rms_norm(const float* x, const float* scale, float eps, int64_t n, float* o
 }
 
 void round_to_bf16(const float* x, int64_t n, uint16_t* out) {
-  for_each_vec(n, [&](int64_t i, int64_t count) { store_bf16(out + i, load_n(x + i, count), count); });
+  for_each_vec(n,
+               [&](int64_t i, int64_t count) { store_bf16(out + i, load_n(x + i, count), count); });
   if (n % 2 != 0) out[n] = 0;
 }
 
 void store_row(const float* a, const float* bias, int64_t n, float* out) {
-  for_each_vec(n, [&](int64_t i, int64_t count) { store_n(out + i, biased(a, bias, i, count), count); });
+  for_each_vec(
+      n, [&](int64_t i, int64_t count) { store_n(out + i, biased(a, bias, i, count), count); });
 }
 
 void add_row(const float* a, const float* bias, int64_t n, float* x) {

@@ -10,9 +10,9 @@ namespace {
 
 using Vec = __m256;
 constexpr int64_t kWidth = 8;
-constexpr int kAttendRows = 4;    // query rows whose scores are computed together
-constexpr int kAttendVecs = 2;    // vectors of values that meet those rows at a time
-constexpr int kScoreVecs = 2;     // vectors of keys
+constexpr int kAttendRows = 4;  // query rows whose scores are computed together
+constexpr int kAttendVecs = 2;  // vectors of values that meet those rows at a time
+constexpr int kScoreVecs = 2;   // vectors of keys
 
 inline __m256i lanes(int64_t n) {
   const __m256i index = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -31,8 +31,8 @@ inline Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
 inline Vec div(Vec a, Vec b) { return _mm256_div_ps(a, b); }
 inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 inline Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
-inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }       // a * b + c
-inline Vec fnma(Vec a, Vec b, Vec c) { return _mm256_fnmadd_ps(a, b, c); }     // c - a * b
+inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }    // a * b + c
+inline Vec fnma(Vec a, Vec b, Vec c) { return _mm256_fnmadd_ps(a, b, c); }  // c - a * b
 inline Vec round_even(Vec a) { return _mm256_round_ps(a, 8); }
 // a < b ? yes : no
 inline Vec if_less(Vec a, Vec b, Vec yes, Vec no) {
@@ -68,8 +68,8 @@ inline void store_bf16(uint16_t* p, Vec v, int64_t n) {
   const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
   r = _mm256_srli_epi32(_mm256_blendv_epi8(r, quiet, nan), 16);
   const __m256i packed = _mm256_packus_epi32(r, r);
-  const __m128i out = _mm_unpacklo_epi64(_mm256_castsi256_si128(packed),
-                                         _mm256_extracti128_si256(packed, 1));
+  const __m128i out =
+      _mm_unpacklo_epi64(_mm256_castsi256_si128(packed), _mm256_extracti128_si256(packed, 1));
   if (n == 8) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), out);
     return;

@@ -4,15 +4,16 @@
 
 #include <cstdint>
 
-// 16 floats. Everything is local to the including file, which is compiled for AVX-512 F, BW, DQ, VL.
+// 16 floats. Everything is local to the including file, which is compiled for AVX-512 F, BW, DQ,
+// VL.
 namespace tandem::cpu {
 namespace {
 
 using Vec = __m512;
 constexpr int64_t kWidth = 16;
-constexpr int kAttendRows = 4;    // query rows whose scores are computed together
-constexpr int kAttendVecs = 4;    // vectors of values that meet those rows at a time
-constexpr int kScoreVecs = 2;     // vectors of keys
+constexpr int kAttendRows = 4;  // query rows whose scores are computed together
+constexpr int kAttendVecs = 4;  // vectors of values that meet those rows at a time
+constexpr int kScoreVecs = 2;   // vectors of keys
 
 inline __mmask16 lanes(int64_t n) { return static_cast<__mmask16>((1U << n) - 1U); }
 
@@ -28,8 +29,8 @@ inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
 inline Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
 inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
-inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }       // a * b + c
-inline Vec fnma(Vec a, Vec b, Vec c) { return _mm512_fnmadd_ps(a, b, c); }     // c - a * b
+inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }    // a * b + c
+inline Vec fnma(Vec a, Vec b, Vec c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a * b
 inline Vec round_even(Vec a) { return _mm512_roundscale_ps(a, 8); }
 // a < b ? yes : no
 inline Vec if_less(Vec a, Vec b, Vec yes, Vec no) {
@@ -39,8 +40,8 @@ inline Vec if_less(Vec a, Vec b, Vec yes, Vec no) {
 inline Vec scale_exponent(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
 // Lane numbers from `base` on.
 inline Vec iota(float base) {
-  return _mm512_add_ps(_mm512_set1_ps(base), _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,
-                                                            13, 14, 15));
+  return _mm512_add_ps(_mm512_set1_ps(base),
+                       _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
 }
 inline float reduce_add(Vec v) {
   const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
@@ -61,7 +62,8 @@ inline void store_bf16(uint16_t* p, Vec v, int64_t n) {
   const __m512i u = _mm512_castps_si512(v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
   __m512i r = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
-  r = _mm512_mask_or_epi32(r, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), u, _mm512_set1_epi32(0x400000));
+  r = _mm512_mask_or_epi32(r, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), u,
+                           _mm512_set1_epi32(0x400000));
   _mm256_mask_storeu_epi16(p, lanes(n), _mm512_cvtepi32_epi16(_mm512_srli_epi32(r, 16)));
 }
 

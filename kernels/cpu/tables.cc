@@ -8,7 +8,8 @@ constexpr KernelTable kReference{CpuIsa::kReference, kLinearReference, kRowsRefe
                                  kPackReference,     kKvReference,     kAttentionReference};
 #if defined(__x86_64__)
 // Packing and KV pages are bound by memory or done once per token: wider vectors do not pay.
-constexpr KernelTable kAvx2{CpuIsa::kAvx2, kLinearAvx2, kRowsAvx2, kPackAvx2, kKvAvx2, kAttentionAvx2};
+constexpr KernelTable kAvx2{CpuIsa::kAvx2, kLinearAvx2, kRowsAvx2,
+                            kPackAvx2,     kKvAvx2,     kAttentionAvx2};
 constexpr KernelTable kAvx512{CpuIsa::kAvx512, kLinearAvx512, kRowsAvx512,
                               kPackAvx2,       kKvAvx2,       kAttentionAvx512};
 constexpr KernelTable kAvx512Bf16{CpuIsa::kAvx512Bf16, kLinearAvx512Bf16, kRowsAvx512,

@@ -40,8 +40,7 @@ Result<json::value> parse_json(std::string_view text) {
     size_t used = parser.write(text.data(), text.size(), ec);
     if (ec) {
       return fail(ErrorCode::kInvalidArgument,
-                  describe_parse_error(ec, used,
-                                       text.find_first_not_of(" \t\r\n") == text.npos));
+                  describe_parse_error(ec, used, text.find_first_not_of(" \t\r\n") == text.npos));
     }
     return parser.release();
   } catch (const std::exception& e) {  // allocation, or a limit of the library
@@ -61,14 +60,21 @@ Result<json::object> parse_json_object(std::string_view text) {
 
 std::string_view json_kind_name(const json::value& value) {
   switch (value.kind()) {
-    case json::kind::null: return "null";
-    case json::kind::bool_: return "a boolean";
+    case json::kind::null:
+      return "null";
+    case json::kind::bool_:
+      return "a boolean";
     case json::kind::int64:
-    case json::kind::uint64: return "an integer";
-    case json::kind::double_: return "a number";
-    case json::kind::string: return "a string";
-    case json::kind::array: return "an array";
-    case json::kind::object: return "an object";
+    case json::kind::uint64:
+      return "an integer";
+    case json::kind::double_:
+      return "a number";
+    case json::kind::string:
+      return "a string";
+    case json::kind::array:
+      return "an array";
+    case json::kind::object:
+      return "an object";
   }
   return "an unknown kind of value";
 }
@@ -141,7 +147,8 @@ bool ObjectReader::read_integer(std::string_view key, int64_t min, int64_t max, 
   if (!value->is_number()) return wrong_type(key, "an integer", *value), false;
   const std::optional<int64_t> integer = json_integer(*value);
   const double* d = value->if_double();
-  if (!integer && d != nullptr && std::trunc(*d) != *d) return wrong_type(key, "an integer", *value), false;
+  if (!integer && d != nullptr && std::trunc(*d) != *d)
+    return wrong_type(key, "an integer", *value), false;
   if (!integer || *integer < min || *integer > max) {
     fault(key, fmt::format("{} must lie between {} and {}", path_of(key), min, max));
     return false;

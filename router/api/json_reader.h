@@ -13,8 +13,9 @@ namespace tandem::router {
 // Deepest nesting of arrays and objects in a body; the reader recurses, so this bounds its stack.
 inline constexpr size_t kMaxJsonDepth = 64;
 
-// Strict RFC 8259. A repeated key means its last value, everywhere. Errors are kInvalidArgument and say at
-// which byte. Lone surrogates, invalid UTF-8 and deeper nesting than kMaxJsonDepth are errors.
+// Strict RFC 8259. A repeated key means its last value, everywhere. Errors are kInvalidArgument and
+// say at which byte. Lone surrogates, invalid UTF-8 and deeper nesting than kMaxJsonDepth are
+// errors.
 [[nodiscard]] Result<boost::json::value> parse_json(std::string_view text);
 // The same, and the top must be an object.
 [[nodiscard]] Result<boost::json::object> parse_json_object(std::string_view text);
@@ -22,7 +23,8 @@ inline constexpr size_t kMaxJsonDepth = 64;
 // "string", "integer", … for messages.
 [[nodiscard]] std::string_view json_kind_name(const boost::json::value& value);
 
-// The value as a 64-bit integer; 2.0 counts as 2, as in JSON Schema. Empty: not integral, or beyond int64.
+// The value as a 64-bit integer; 2.0 counts as 2, as in JSON Schema. Empty: not integral, or beyond
+// int64.
 [[nodiscard]] std::optional<int64_t> json_integer(const boost::json::value& value);
 
 // Reads the fields of one object. Each read leaves `out` alone when the key is absent or null and
@@ -44,11 +46,13 @@ class ObjectReader {
   const boost::json::array* read_array(std::string_view key);
   const boost::json::object* read_object(std::string_view key);
 
-  // Faults with kUnsupported if the key holds anything but null, false, "" or an empty array or object.
+  // Faults with kUnsupported if the key holds anything but null, false, "" or an empty array or
+  // object.
   void refuse(std::string_view key, std::string_view why);
 
   void fault(Error error);
-  void fault(std::string_view key, std::string detail, ErrorCode code = ErrorCode::kInvalidArgument);
+  void fault(std::string_view key, std::string detail,
+             ErrorCode code = ErrorCode::kInvalidArgument);
   [[nodiscard]] bool ok() const { return !error_.has_value(); }
   [[nodiscard]] Status status() const;
   // "messages[2].content"

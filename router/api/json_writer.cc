@@ -10,7 +10,8 @@ namespace tandem::router {
 
 namespace {
 
-// True for bytes that stand for themselves inside a JSON string: printable ASCII but quote, backslash.
+// True for bytes that stand for themselves inside a JSON string: printable ASCII but quote,
+// backslash.
 constexpr std::array<bool, 256> kPlain = [] {
   std::array<bool, 256> table{};
   for (size_t c = 0x20; c < 0x80; ++c) table[c] = c != '"' && c != '\\' && c != 0x7f;
@@ -19,14 +20,29 @@ constexpr std::array<bool, 256> kPlain = [] {
 
 void append_control(std::string& out, char c) {
   switch (c) {
-    case '"': out += "\\\""; return;
-    case '\\': out += "\\\\"; return;
-    case '\n': out += "\\n"; return;
-    case '\r': out += "\\r"; return;
-    case '\t': out += "\\t"; return;
-    case '\b': out += "\\b"; return;
-    case '\f': out += "\\f"; return;
-    default: break;
+    case '"':
+      out += "\\\"";
+      return;
+    case '\\':
+      out += "\\\\";
+      return;
+    case '\n':
+      out += "\\n";
+      return;
+    case '\r':
+      out += "\\r";
+      return;
+    case '\t':
+      out += "\\t";
+      return;
+    case '\b':
+      out += "\\b";
+      return;
+    case '\f':
+      out += "\\f";
+      return;
+    default:
+      break;
   }
   constexpr std::string_view kHex = "0123456789abcdef";
   const auto u = static_cast<unsigned char>(c);

@@ -8,7 +8,8 @@ namespace tandem::router {
 
 // Writers for the hot path: they append to a string and build no tree.
 
-// `text` with JSON escapes, without quotes. Ill-formed UTF-8 becomes U+FFFD, so the output is always valid.
+// `text` with JSON escapes, without quotes. Ill-formed UTF-8 becomes U+FFFD, so the output is
+// always valid.
 void append_json_escaped(std::string& out, std::string_view text);
 // The same in quotes.
 void append_json_string(std::string& out, std::string_view text);

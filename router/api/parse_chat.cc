@@ -12,10 +12,11 @@ namespace json = boost::json;
 
 namespace {
 
-constexpr std::array<std::string_view, 6> kRoles{"system", "developer", "user",
-                                                 "assistant", "tool", "function"};
+constexpr std::array<std::string_view, 6> kRoles{"system",    "developer", "user",
+                                                 "assistant", "tool",      "function"};
 
-// A message's content as one string: the text parts of an array in their order, nothing between them.
+// A message's content as one string: the text parts of an array in their order, nothing between
+// them.
 Result<std::string> read_content(const json::value& content, const std::string& path) {
   if (content.is_string()) return std::string(std::string_view(content.get_string()));
   if (!content.is_array()) {
@@ -82,7 +83,8 @@ Status check_tool_calls(const json::array& calls, const std::string& path) {
     TANDEM_TRY(inner.status());
     const json::value* arguments = inner.find("arguments");
     if (arguments != nullptr && !arguments->is_string() && !arguments->is_object()) {
-      return fail(ErrorCode::kInvalidArgument, inner.path_of("arguments") + " must be a string of JSON",
+      return fail(ErrorCode::kInvalidArgument,
+                  inner.path_of("arguments") + " must be a string of JSON",
                   inner.path_of("arguments"));
     }
   }
@@ -110,7 +112,8 @@ Result<json::object> read_message(const json::value& value, const std::string& p
   // The newer name of the same thing; few templates know it.
   out["role"] = role == "developer" ? "system" : role;
   const json::array* calls = reader.read_array("tool_calls");
-  const bool has_calls = (calls != nullptr && !calls->empty()) || reader.find("function_call") != nullptr;
+  const bool has_calls =
+      (calls != nullptr && !calls->empty()) || reader.find("function_call") != nullptr;
   TANDEM_TRY(reader.status());
   if (const json::value* content = reader.find("content")) {
     TANDEM_ASSIGN(out["content"], read_content(*content, reader.path_of("content")));
@@ -140,14 +143,16 @@ Status check_tools(const json::array& tools) {
     const std::string path = fmt::format("tools[{}]", i);
     if (!tools[i].is_object()) {
       return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("{} must be an object, not {}", path, json_kind_name(tools[i])), path);
+                  fmt::format("{} must be an object, not {}", path, json_kind_name(tools[i])),
+                  path);
     }
     ObjectReader tool(tools[i].get_object(), path);
     std::string type;
     if (!tool.read("type", type)) tool.fault("type", tool.path_of("type") + " is missing");
     if (tool.ok() && type != "function") {
-      tool.fault("type", fmt::format("tools of type \"{}\" are not supported: use \"function\"",
-                                     type.substr(0, 40)),
+      tool.fault("type",
+                 fmt::format("tools of type \"{}\" are not supported: use \"function\"",
+                             type.substr(0, 40)),
                  ErrorCode::kUnsupported);
     }
     const json::object* function = tool.read_object("function");
@@ -181,7 +186,8 @@ void read_tools(ObjectReader& reader, ChatPrompt& out) {
                    "decoding, which is not implemented",
                    ErrorCode::kUnsupported);
     } else if (name != "auto") {
-      reader.fault("tool_choice", "tool_choice must be \"none\", \"auto\", \"required\" or an object");
+      reader.fault("tool_choice",
+                   "tool_choice must be \"none\", \"auto\", \"required\" or an object");
     }
   }
   if (tools == nullptr) return;

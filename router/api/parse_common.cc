@@ -17,7 +17,8 @@ constexpr int64_t kInt32Max = std::numeric_limits<int32_t>::max();
 constexpr size_t kMaxStopBytes = 4096;
 constexpr size_t kMaxLogitBias = 4096;
 constexpr size_t kMaxStopTokens = 256;
-// Below this, exp(gap / temperature) has decided for the best token in float32 for any gap that matters.
+// Below this, exp(gap / temperature) has decided for the best token in float32 for any gap that
+// matters.
 constexpr double kGreedyBelow = 1e-3;
 
 void read_stop(ObjectReader& reader, const ApiLimits& limits, GenerationFields& out) {
@@ -56,17 +57,19 @@ void read_logit_bias(ObjectReader& reader, const ApiLimits& limits, SamplingFiel
   const json::object* map = reader.read_object("logit_bias");
   if (map == nullptr) return;
   if (map->size() > kMaxLogitBias) {
-    return reader.fault("logit_bias", fmt::format("logit_bias holds {} entries; at most {} are allowed",
-                                                  map->size(), kMaxLogitBias));
+    return reader.fault("logit_bias",
+                        fmt::format("logit_bias holds {} entries; at most {} are allowed",
+                                    map->size(), kMaxLogitBias));
   }
   for (const json::key_value_pair& entry : *map) {
     const std::string_view key = entry.key();
     int64_t id = -1;
     const auto [end, ec] = std::from_chars(key.data(), key.data() + key.size(), id);
     if (ec != std::errc() || end != key.data() + key.size() || id < 0 || id >= limits.vocab) {
-      return reader.fault("logit_bias",
-                          fmt::format("logit_bias names the token \"{}\"; keys are token ids from 0 to {}",
-                                      key.substr(0, 40), limits.vocab - 1));
+      return reader.fault(
+          "logit_bias",
+          fmt::format("logit_bias names the token \"{}\"; keys are token ids from 0 to {}",
+                      key.substr(0, 40), limits.vocab - 1));
     }
     if (!entry.value().is_number()) {
       return reader.fault("logit_bias", fmt::format("logit_bias[{}] must be a number, not {}", id,
@@ -104,7 +107,8 @@ void read_sampling(ObjectReader& reader, const ApiLimits& limits, SamplingFields
   read_logit_bias(reader, limits, out);
   read_seed(reader, out);
   if (out.temperature < kGreedyBelow) out.temperature = 0;
-  if (out.top_p < 1e-6) {  // the smallest set that reaches a mass of nothing is the best token alone
+  if (out.top_p <
+      1e-6) {  // the smallest set that reaches a mass of nothing is the best token alone
     out.top_p = 1;
     out.top_k = 1;
   }
@@ -142,7 +146,8 @@ void refuse_unsupported(ObjectReader& reader) {
     const std::optional<int64_t> want = json_integer(*best_of);
     const std::optional<int64_t> have = n == nullptr ? 1 : json_integer(*n);
     if (!want || want != have) {
-      reader.fault("best_of", "best_of is not supported unless it equals n: every choice is returned",
+      reader.fault("best_of",
+                   "best_of is not supported unless it equals n: every choice is returned",
                    ErrorCode::kUnsupported);
     }
   }
@@ -171,8 +176,9 @@ void read_max_tokens(ObjectReader& reader, std::string_view key, uint32_t min,
                                          limits.max_tokens));
   }
   if (tokens > limits.context) {
-    return reader.fault(key, fmt::format("{} is {}; the model's maximum context length is {} tokens",
-                                         key, tokens, limits.context));
+    return reader.fault(
+        key, fmt::format("{} is {}; the model's maximum context length is {} tokens", key, tokens,
+                         limits.context));
   }
   out.max_tokens = static_cast<uint32_t>(tokens);
 }
@@ -215,13 +221,13 @@ Result<std::vector<TokenId>> read_token_ids(const json::array& array, const std:
         array[i].is_number() ? json_integer(array[i]) : std::optional<int64_t>();
     if (!id || *id < 0 || *id >= limits.vocab) {
       const std::string field = fmt::format("{}[{}]", path, i);
-      return fail(ErrorCode::kInvalidArgument,
-                  array[i].is_number()
-                      ? fmt::format("{} is {}; token ids are integers from 0 to {}", field,
-                                    json::serialize(array[i]), limits.vocab - 1)
-                      : fmt::format("{} must be a token id, not {}", field,
-                                    json_kind_name(array[i])),
-                  field);
+      return fail(
+          ErrorCode::kInvalidArgument,
+          array[i].is_number()
+              ? fmt::format("{} is {}; token ids are integers from 0 to {}", field,
+                            json::serialize(array[i]), limits.vocab - 1)
+              : fmt::format("{} must be a token id, not {}", field, json_kind_name(array[i])),
+          field);
     }
     ids.push_back(static_cast<TokenId>(*id));
   }
@@ -233,12 +239,13 @@ Result<uint32_t> resolve_max_tokens(const GenerationFields& fields, size_t promp
                                     uint32_t fallback) {
   const bool scoring = fields.max_tokens == 0U;
   if (prompt_tokens > limits.context || (!scoring && prompt_tokens == limits.context)) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("This model's maximum context length is {} tokens; {} holds {} tokens{}. "
-                            "Send a shorter prompt",
-                            limits.context, prompt_field, prompt_tokens,
-                            prompt_tokens == limits.context ? ", which leaves none to generate" : ""),
-                std::string(prompt_field));
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("This model's maximum context length is {} tokens; {} holds {} tokens{}. "
+                    "Send a shorter prompt",
+                    limits.context, prompt_field, prompt_tokens,
+                    prompt_tokens == limits.context ? ", which leaves none to generate" : ""),
+        std::string(prompt_field));
   }
   const auto left = static_cast<uint32_t>(limits.context - prompt_tokens);
   uint32_t wanted = 0;

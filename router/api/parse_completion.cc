@@ -21,10 +21,11 @@ Status read_prompts(const json::value& value, const ApiLimits& limits, std::vect
     return {};
   }
   if (!value.is_array()) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("prompt must be a string, an array of strings, or arrays of token ids, not {}",
-                            json_kind_name(value)),
-                "prompt");
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("prompt must be a string, an array of strings, or arrays of token ids, not {}",
+                    json_kind_name(value)),
+        "prompt");
   }
   const json::array& list = value.get_array();
   if (list.empty()) return empty_prompt("prompt");
@@ -82,9 +83,9 @@ Result<CompletionRequest> parse_completion_request(std::string_view body, const 
   }
   const size_t choices = request.prompts.size() * request.common.n;
   if (choices > limits.max_prompts) {
-    reader.fault("n", fmt::format("{} prompts with n = {} make {} choices; at most {} are allowed",
-                                  request.prompts.size(), request.common.n, choices,
-                                  limits.max_prompts));
+    reader.fault(
+        "n", fmt::format("{} prompts with n = {} make {} choices; at most {} are allowed",
+                         request.prompts.size(), request.common.n, choices, limits.max_prompts));
   }
   TANDEM_TRY(reader.status());
   return request;

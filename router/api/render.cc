@@ -10,8 +10,10 @@ namespace {
 
 std::string_view object_name(Endpoint endpoint, bool chunk) {
   switch (endpoint) {
-    case Endpoint::kChat: return chunk ? "chat.completion.chunk" : "chat.completion";
-    case Endpoint::kCompletion: return "text_completion";
+    case Endpoint::kChat:
+      return chunk ? "chat.completion.chunk" : "chat.completion";
+    case Endpoint::kCompletion:
+      return "text_completion";
   }
   return {};
 }
@@ -64,7 +66,8 @@ void append_chat_logprobs(std::string& out, std::span<const LogprobEntry> entrie
   out += "],\"refusal\":null}";
 }
 
-// A JSON object has each key once: tokens whose text is the same once it is valid UTF-8 share the best.
+// A JSON object has each key once: tokens whose text is the same once it is valid UTF-8 share the
+// best.
 void append_top_map(std::string& out, const LogprobEntry& entry) {
   std::vector<std::string> seen;
   out += '{';
@@ -97,7 +100,8 @@ void append_list(std::string& out, std::string_view key, std::span<const Logprob
 
 void append_legacy_logprobs(std::string& out, std::span<const LogprobEntry> entries) {
   out += '{';
-  append_list(out, "tokens", entries, [&](const LogprobEntry& e) { append_json_string(out, e.text); });
+  append_list(out, "tokens", entries,
+              [&](const LogprobEntry& e) { append_json_string(out, e.text); });
   out += ',';
   append_list(out, "token_logprobs", entries, [&](const LogprobEntry& e) {
     if (e.logprob) {
@@ -124,16 +128,22 @@ void append_legacy_logprobs(std::string& out, std::span<const LogprobEntry> entr
 
 std::string_view to_string(FinishKind kind) {
   switch (kind) {
-    case FinishKind::kStop: return "stop";
-    case FinishKind::kLength: return "length";
+    case FinishKind::kStop:
+      return "stop";
+    case FinishKind::kLength:
+      return "length";
   }
   return {};
 }
 
 void append_logprobs(std::string& out, Endpoint endpoint, std::span<const LogprobEntry> entries) {
   switch (endpoint) {
-    case Endpoint::kChat: append_chat_logprobs(out, entries); return;
-    case Endpoint::kCompletion: append_legacy_logprobs(out, entries); return;
+    case Endpoint::kChat:
+      append_chat_logprobs(out, entries);
+      return;
+    case Endpoint::kCompletion:
+      append_legacy_logprobs(out, entries);
+      return;
   }
 }
 
@@ -160,7 +170,9 @@ ChunkRenderer::ChunkRenderer(const AnswerHead& head, bool usage_field) : endpoin
 void ChunkRenderer::append_role(std::string& out, uint32_t index) const {
   out += prefix_;
   append_json_integer(out, index);
-  out += ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null";
+  out +=
+      ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":"
+      "null";
   out += tail_;
 }
 

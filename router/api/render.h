@@ -26,9 +26,9 @@ enum class FinishKind : uint8_t { kStop, kLength };
 // A token as clients see it. `text` holds the token's own bytes, perhaps half a character.
 struct LogprobEntry {
   std::string text;
-  std::optional<float> logprob;  // empty: the first token of a prompt has none
+  std::optional<float> logprob;                    // empty: the first token of a prompt has none
   std::vector<std::pair<std::string, float>> top;  // best first
-  uint32_t text_offset = 0;      // in characters of the whole text; legacy completions only
+  uint32_t text_offset = 0;  // in characters of the whole text; legacy completions only
 };
 
 // Everything that all answers of one HTTP request share.
@@ -40,8 +40,8 @@ struct AnswerHead {
   std::string fingerprint;
 };
 
-// Appends SSE events of one streamed answer. The constant part of a chunk is built once; a text chunk
-// is three appends and the escaped text. Not thread-safe: belongs to one connection.
+// Appends SSE events of one streamed answer. The constant part of a chunk is built once; a text
+// chunk is three appends and the escaped text. Not thread-safe: belongs to one connection.
 class ChunkRenderer {
  public:
   ChunkRenderer(const AnswerHead& head, bool usage_field);

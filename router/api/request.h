@@ -56,7 +56,8 @@ struct GenerationFields {
   SamplingFields sampling;
 };
 
-// What a chat template is rendered from, as JSON text: normalised messages (string contents), tools or empty, extra template variables or empty.
+// What a chat template is rendered from, as JSON text: normalised messages (string contents), tools
+// or empty, extra template variables or empty.
 struct ChatPrompt {
   std::string messages;
   std::string tools;
@@ -92,9 +93,10 @@ struct DetokenizeRequest {
   std::vector<TokenId> tokens;
 };
 
-// Errors are kInvalidArgument or kUnsupported; `param` is the full path of the field at fault. Fields
-// unknown to both OpenAI and vLLM are ignored. Pure functions: any thread.
-[[nodiscard]] Result<ChatRequest> parse_chat_request(std::string_view body, const ApiLimits& limits);
+// Errors are kInvalidArgument or kUnsupported; `param` is the full path of the field at fault.
+// Fields unknown to both OpenAI and vLLM are ignored. Pure functions: any thread.
+[[nodiscard]] Result<ChatRequest> parse_chat_request(std::string_view body,
+                                                     const ApiLimits& limits);
 [[nodiscard]] Result<CompletionRequest> parse_completion_request(std::string_view body,
                                                                  const ApiLimits& limits);
 [[nodiscard]] Result<TokenizeRequest> parse_tokenize_request(std::string_view body,
@@ -112,8 +114,8 @@ struct DetokenizeRequest {
 // OpenAI's default of the legacy endpoint.
 inline constexpr uint32_t kCompletionDefaultMaxTokens = 16;
 
-// The 64-bit key of choice `choice`: the same request with the same seed repeats itself, the choices
-// of one request differ. `seed` is the client's, or random.
+// The 64-bit key of choice `choice`: the same request with the same seed repeats itself, the
+// choices of one request differ. `seed` is the client's, or random.
 [[nodiscard]] uint64_t choice_seed(int64_t seed, uint32_t choice);
 
 }  // namespace tandem::router

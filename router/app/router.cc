@@ -53,7 +53,8 @@ struct LoadedModel {
 };
 
 // Config, metadata and tokenizer; weights stay on disk.
-Result<LoadedModel> load_model(const ModelSettings& settings, const Clock& clock, const Logger& log) {
+Result<LoadedModel> load_model(const ModelSettings& settings, const Clock& clock,
+                               const Logger& log) {
   model::CheckpointOptions options;
   if (settings.load_format == LoadFormat::kDummy) options.format = model::LoadFormat::kDummy;
   TANDEM_ASSIGN(const auto checkpoint, model::Checkpoint::open(settings.path, options));
@@ -67,7 +68,8 @@ Result<LoadedModel> load_model(const ModelSettings& settings, const Clock& clock
   out.served.eos = config.eos;
   out.served.vocab = config.vocab;
   out.served.context = config.max_positions;
-  if (settings.max_context != 0) out.served.context = std::min(out.served.context, settings.max_context);
+  if (settings.max_context != 0)
+    out.served.context = std::min(out.served.context, settings.max_context);
   out.tokenizer_hash = std::string(out.text.tokenizer->hash());
   return out;
 }
@@ -101,27 +103,28 @@ Status Router::start(const std::string& run_dir) {
                                                .registry = registry_,
                                                .metrics = *metrics_,
                                                .board = *board_}));
-  api_ = std::make_unique<ApiServer>(
-      ApiServer::Deps{.clock = clock_,
-                      .log = log_,
-                      .registry = registry_,
-                      .metrics = *metrics_,
-                      .board = *board_,
-                      .cluster = *cluster_},
-      model.served, api_limits(config_.router.limits),
-      PromptBuilder(model.text.tokenizer, model.text.chat_template), ApiKeyGate(std::move(keys)));
+  api_ = std::make_unique<ApiServer>(ApiServer::Deps{.clock = clock_,
+                                                     .log = log_,
+                                                     .registry = registry_,
+                                                     .metrics = *metrics_,
+                                                     .board = *board_,
+                                                     .cluster = *cluster_},
+                                     model.served, api_limits(config_.router.limits),
+                                     PromptBuilder(model.text.tokenizer, model.text.chat_template),
+                                     ApiKeyGate(std::move(keys)));
   cluster_->start();
-  TANDEM_ASSIGN(http_, HttpServer::create(
-                           config_.router.http,
-                           [api = api_.get()](HttpRequest request, HttpResponder responder) {
-                             api->handle(std::move(request), std::move(responder));
-                           },
-                           {.clock = clock_, .log = log_, .metrics = registry_}));
+  TANDEM_ASSIGN(
+      http_, HttpServer::create(config_.router.http,
+                                [api = api_.get()](HttpRequest request, HttpResponder responder) {
+                                  api->handle(std::move(request), std::move(responder));
+                                },
+                                {.clock = clock_, .log = log_, .metrics = registry_}));
   const std::string http = config_.router.http.host + ":" + std::to_string(http_->port());
   const std::string control =
       config_.router.control.host + ":" + std::to_string(cluster_->control_port());
   if (!run_dir.empty()) {
-    TANDEM_TRY(publish_endpoints(run_dir, "router", "router", {{"http", http}, {"control", control}}));
+    TANDEM_TRY(
+        publish_endpoints(run_dir, "router", "router", {{"http", http}, {"control", control}}));
   }
   phases.done();
   log_.info("listening", {{"http", http}, {"control", control}, {"model", model.served.id}});
@@ -132,7 +135,8 @@ void Router::stop(Duration patience) {
   if (http_ == nullptr) return;
   log_.info("draining");
   const bool cluster_done = cluster_->drain(patience);
-  const bool http_done = http_->drain(cluster_done ? std::chrono::seconds(5) : std::chrono::seconds(0));
+  const bool http_done =
+      http_->drain(cluster_done ? std::chrono::seconds(5) : std::chrono::seconds(0));
   http_->stop();
   cluster_->stop();
   http_.reset();

@@ -26,8 +26,8 @@ class Router {
   Router(const ClusterConfig& config, const Clock& clock, Logger log);
   ~Router();
 
-  // Listens when it returns, and has published its endpoints in `run_dir` unless that is empty. Errors
-  // kConfig for what an operator has to change.
+  // Listens when it returns, and has published its endpoints in `run_dir` unless that is empty.
+  // Errors kConfig for what an operator has to change.
   [[nodiscard]] Status start(const std::string& run_dir);
   // Takes no new requests, waits at most `patience` for open answers, then ends. Idempotent.
   void stop(Duration patience);

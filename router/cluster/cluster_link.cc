@@ -9,8 +9,8 @@
 #include "common/net/io_thread.h"
 #include "common/obs/metrics.h"
 #include "common/proto/control.pb.h"
-#include "router/dispatch/dispatcher.h"
 #include "router/cluster/router_metrics.h"
+#include "router/dispatch/dispatcher.h"
 #include "router/status_page/status_board.h"
 
 namespace tandem::router {
@@ -25,7 +25,8 @@ constexpr Duration kDead = std::chrono::seconds(10);
 }  // namespace
 
 struct ClusterLink::Impl final : DispatchObserver {
-  Impl(DispatchOptions options, Deps d) : deps(d), io("cluster"), dispatch_options(std::move(options)) {}
+  Impl(DispatchOptions options, Deps d)
+      : deps(d), io("cluster"), dispatch_options(std::move(options)) {}
 
   // Everything below runs on the cluster thread unless it says otherwise.
   Status open(const ControlSettings& control, std::string shared_key);
@@ -84,7 +85,8 @@ Status ClusterLink::Impl::open(const ControlSettings& control, std::string share
   ControlServer::Callbacks callbacks{
       .on_hello =
           [this](SessionId session, const control::Hello& hello, std::string_view) {
-            control::Welcome welcome = dispatcher->on_node_connected(NodeHandle{session.value}, hello);
+            control::Welcome welcome =
+                dispatcher->on_node_connected(NodeHandle{session.value}, hello);
             publish();
             return welcome;
           },
@@ -103,10 +105,10 @@ Status ClusterLink::Impl::open(const ControlSettings& control, std::string share
   options.shared_key = std::move(shared_key);
   options.handshake_timeout = control.handshake_timeout;
   options.peer_timeout = control.peer_timeout;
-  TANDEM_ASSIGN(server, ControlServer::create(control.host, control.port, generation, options,
-                                              std::move(callbacks),
-                                              {.io = io, .clock = deps.clock, .log = deps.log,
-                                               .metrics = deps.registry}));
+  TANDEM_ASSIGN(server,
+                ControlServer::create(
+                    control.host, control.port, generation, options, std::move(callbacks),
+                    {.io = io, .clock = deps.clock, .log = deps.log, .metrics = deps.registry}));
   return {};
 }
 

@@ -34,7 +34,8 @@ class ClusterLink {
   // Listens on the control port. Errors: kIo, kConfig. The dependencies outlive the link.
   [[nodiscard]] static Result<std::unique_ptr<ClusterLink>> create(const ControlSettings& control,
                                                                    std::string shared_key,
-                                                                   DispatchOptions options, Deps deps);
+                                                                   DispatchOptions options,
+                                                                   Deps deps);
   ~ClusterLink();  // stop()
 
   void start();
@@ -51,7 +52,8 @@ class ClusterLink {
   // The cluster thread has run lately: live.
   [[nodiscard]] bool live() const;
 
-  // Refuses new requests; waits for at most `timeout` until none is open. Not from the cluster thread.
+  // Refuses new requests; waits for at most `timeout` until none is open. Not from the cluster
+  // thread.
   bool drain(Duration timeout);
   void stop();
 

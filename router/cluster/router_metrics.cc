@@ -30,30 +30,34 @@ std::string_view status_class(int status) {
 }
 
 RouterMetrics::RouterMetrics(MetricsRegistry& r)
-    : requests(r.counters("tandem_router_requests_total", "HTTP requests answered",
-                          {route_label(),
-                           {.name = "status", .values = {"2xx", "3xx", "4xx", "429", "499", "503", "5xx"}}})),
+    : requests(r.counters(
+          "tandem_router_requests_total", "HTTP requests answered",
+          {route_label(),
+           {.name = "status", .values = {"2xx", "3xx", "4xx", "429", "499", "503", "5xx"}}})),
       request_seconds(r.histograms("tandem_router_request_seconds",
-                                   "First byte of a request to the end of its answer", {route_label()},
-                                   kLatencyBuckets)),
-      ttft_seconds(r.histogram("tandem_router_ttft_seconds", "Request to first token", kLatencyBuckets)),
+                                   "First byte of a request to the end of its answer",
+                                   {route_label()}, kLatencyBuckets)),
+      ttft_seconds(
+          r.histogram("tandem_router_ttft_seconds", "Request to first token", kLatencyBuckets)),
       itl_seconds(r.histogram("tandem_router_itl_seconds", "Between two tokens of an answer",
                               kShortLatencyBuckets)),
-      e2e_seconds(r.histogram("tandem_router_e2e_seconds", "Request to last token", kLatencyBuckets)),
+      e2e_seconds(
+          r.histogram("tandem_router_e2e_seconds", "Request to last token", kLatencyBuckets)),
       queue_wait_seconds(r.histogram("tandem_router_queue_wait_seconds",
-                                     "In the prefill queue, until first sent to a node", kLatencyBuckets)),
-      prefill_to_decode_seconds(r.histogram("tandem_router_prefill_to_decode_seconds",
-                                            "First token at the router to admission on the decode node",
-                                            kShortLatencyBuckets)),
-      transfer_seconds(r.histograms("tandem_router_transfer_seconds",
-                                    "First page posted to last completion, by transport",
-                                    {{.name = "transport", .values = {}, .max_values = 8}},
-                                    kShortLatencyBuckets)),
+                                     "In the prefill queue, until first sent to a node",
+                                     kLatencyBuckets)),
+      prefill_to_decode_seconds(r.histogram(
+          "tandem_router_prefill_to_decode_seconds",
+          "First token at the router to admission on the decode node", kShortLatencyBuckets)),
+      transfer_seconds(r.histograms(
+          "tandem_router_transfer_seconds", "First page posted to last completion, by transport",
+          {{.name = "transport", .values = {}, .max_values = 8}}, kShortLatencyBuckets)),
       prompt_tokens_per_request(r.histogram("tandem_router_request_prompt_tokens",
                                             "Prompt tokens of a request", kCountBuckets)),
       output_tokens_per_request(r.histogram("tandem_router_request_output_tokens",
                                             "Generated tokens of a request", kCountBuckets)),
-      prompt_tokens(r.counter("tandem_router_prompt_tokens_total", "Prompt tokens of answered requests")),
+      prompt_tokens(
+          r.counter("tandem_router_prompt_tokens_total", "Prompt tokens of answered requests")),
       cached_tokens(r.counter("tandem_router_cached_tokens_total",
                               "Prompt tokens that came from a prefix cache")),
       output_tokens(r.counter("tandem_router_output_tokens_total", "Tokens sent to clients")),
@@ -63,48 +67,62 @@ RouterMetrics::RouterMetrics(MetricsRegistry& r)
                              "Clients given up because they did not read")),
       queue_depth_(r.gauge("tandem_router_queue_depth", "Requests in the prefill queue")),
       queue_capacity_(r.gauge("tandem_router_queue_capacity", "Places in the prefill queue")),
-      queue_oldest_seconds_(r.gauge("tandem_router_queue_oldest_seconds", "Age of the queue's head")),
+      queue_oldest_seconds_(
+          r.gauge("tandem_router_queue_oldest_seconds", "Age of the queue's head")),
       running_(r.gauge("tandem_router_running_requests", "Requests on nodes")),
       ready_(r.gauge("tandem_router_ready", "1 when a decode node takes work")),
-      nodes_(r.gauges("tandem_router_nodes", "Nodes by role and state",
-                      {role_label(), {.name = "state", .values = {"ready", "draining", "stuck", "broken"}}})),
-      node_kv_blocks_(r.gauges("tandem_router_node_kv_blocks", "KV blocks as the node reports them",
-                               {node_label(), {.name = "state", .values = {"used", "cached", "free"}}})),
-      node_load_(r.gauges("tandem_router_node_requests", "Requests as the node reports them",
-                          {node_label(), {.name = "state", .values = {"queued", "running", "reserved"}}})),
-      node_rate_(r.gauges("tandem_router_node_tokens_per_second", "Tokens processed lately", {node_label()})),
-      breaker_(r.gauges("tandem_router_breaker_state", "0 closed, 1 half open, 2 open", {node_label()})),
+      nodes_(r.gauges(
+          "tandem_router_nodes", "Nodes by role and state",
+          {role_label(), {.name = "state", .values = {"ready", "draining", "stuck", "broken"}}})),
+      node_kv_blocks_(
+          r.gauges("tandem_router_node_kv_blocks", "KV blocks as the node reports them",
+                   {node_label(), {.name = "state", .values = {"used", "cached", "free"}}})),
+      node_load_(
+          r.gauges("tandem_router_node_requests", "Requests as the node reports them",
+                   {node_label(), {.name = "state", .values = {"queued", "running", "reserved"}}})),
+      node_rate_(r.gauges("tandem_router_node_tokens_per_second", "Tokens processed lately",
+                          {node_label()})),
+      breaker_(
+          r.gauges("tandem_router_breaker_state", "0 closed, 1 half open, 2 open", {node_label()})),
       kv_miss_ratio_(r.gauges("tandem_router_kv_miss_ratio",
                               "Prompt tokens not found in a prefix cache, since the nodes started",
                               {role_label()})),
-      dispatched_(r.counters("tandem_router_dispatch_total", "Requests sent to nodes, by way",
-                             {{.name = "way",
-                               .values = {"remote", "local_short", "local_sooner", "local_only",
-                                          "local_deadline"}}})),
-      submitted_(r.counter("tandem_router_choices_submitted_total", "Choices handed to the dispatcher")),
+      dispatched_(r.counters(
+          "tandem_router_dispatch_total", "Requests sent to nodes, by way",
+          {{.name = "way",
+            .values = {"remote", "local_short", "local_sooner", "local_only", "local_deadline"}}})),
+      submitted_(
+          r.counter("tandem_router_choices_submitted_total", "Choices handed to the dispatcher")),
       finished_(r.counter("tandem_router_choices_finished_total", "Choices that ended well")),
       failed_(r.counter("tandem_router_choices_failed_total", "Choices that ended in an error")),
       cancelled_(r.counter("tandem_router_choices_cancelled_total", "Choices whose client left")),
-      rejected_full_(r.counter("tandem_router_queue_rejections_total", "Choices refused by a full queue")),
+      rejected_full_(
+          r.counter("tandem_router_queue_rejections_total", "Choices refused by a full queue")),
       retries_(r.counter("tandem_router_retries_total", "Attempts after a failed one")),
       resumes_(r.counter("tandem_router_resumes_total", "Retries of an answer that had begun")),
-      failovers_(r.counter("tandem_router_failovers_total",
-                           "Requests prefilled on a decode node because their queue deadline had passed")),
-      nodes_lost_(r.counter("tandem_router_nodes_lost_total", "Nodes whose connection or heartbeat ended")),
+      failovers_(
+          r.counter("tandem_router_failovers_total",
+                    "Requests prefilled on a decode node because their queue deadline had passed")),
+      nodes_lost_(
+          r.counter("tandem_router_nodes_lost_total", "Nodes whose connection or heartbeat ended")),
       fenced_(r.counter("tandem_router_generations_fenced_total",
                         "Messages dropped because their sender's generation is gone")),
       stale_(r.counter("tandem_router_stale_messages_total",
                        "Messages dropped because their request has moved on")),
       repeated_(r.counter("tandem_router_repeated_tokens_total", "Tokens dropped as repeats")),
-      leases_expired_(r.counter("tandem_router_leases_expired_total", "Hand-overs not complete in time")),
+      leases_expired_(
+          r.counter("tandem_router_leases_expired_total", "Hand-overs not complete in time")),
       reserve_timeouts_(r.counter("tandem_router_reservation_timeouts_total",
                                   "Reservations that a decode node did not answer")),
       stalls_(r.counter("tandem_router_stalls_total", "Answers that stopped growing")),
       breaker_opened_(r.counter("tandem_router_breaker_opened_total", "Times a breaker opened")),
-      handshakes_refused_(r.counter("tandem_router_handshakes_refused_total", "Nodes not admitted")),
+      handshakes_refused_(
+          r.counter("tandem_router_handshakes_refused_total", "Nodes not admitted")),
       transfers_(r.counter("tandem_router_transfers_total", "KV hand-overs completed")),
-      transfer_raw_bytes_(r.counter("tandem_router_transfer_raw_bytes_total", "KV handed over, as bf16")),
-      transfer_wire_bytes_(r.counter("tandem_router_transfer_wire_bytes_total", "KV handed over, as sent")) {}
+      transfer_raw_bytes_(
+          r.counter("tandem_router_transfer_raw_bytes_total", "KV handed over, as bf16")),
+      transfer_wire_bytes_(
+          r.counter("tandem_router_transfer_wire_bytes_total", "KV handed over, as sent")) {}
 
 void RouterMetrics::publish(const ClusterSnapshot& s) {
   queue_depth_.set(s.queue_depth);
@@ -119,7 +137,8 @@ void RouterMetrics::publish(const ClusterSnapshot& s) {
 void RouterMetrics::publish_nodes(const ClusterSnapshot& s) {
   std::map<std::pair<std::string_view, std::string_view>, int> by_state;
   for (std::string_view role : {"prefill", "decode"}) {
-    for (std::string_view state : {"ready", "draining", "stuck", "broken"}) by_state[{role, state}] = 0;
+    for (std::string_view state : {"ready", "draining", "stuck", "broken"})
+      by_state[{role, state}] = 0;
   }
   std::map<std::string_view, std::pair<uint64_t, uint64_t>> prefix;
   std::set<std::string> present;
@@ -149,8 +168,10 @@ void RouterMetrics::publish_nodes(const ClusterSnapshot& s) {
   }
   for (const std::string& id : known_nodes_) {  // a lost node must not show its last load for ever
     if (present.contains(id)) continue;
-    for (std::string_view state : {"used", "cached", "free"}) node_kv_blocks_.with({id, state}).set(0);
-    for (std::string_view state : {"queued", "running", "reserved"}) node_load_.with({id, state}).set(0);
+    for (std::string_view state : {"used", "cached", "free"})
+      node_kv_blocks_.with({id, state}).set(0);
+    for (std::string_view state : {"queued", "running", "reserved"})
+      node_load_.with({id, state}).set(0);
     node_rate_.with({id}).set(0);
   }
   known_nodes_ = std::move(present);

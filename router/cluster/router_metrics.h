@@ -17,8 +17,8 @@ class RouterMetrics {
   // Copies a snapshot: counters advance by what happened since the last one.
   void publish(const ClusterSnapshot& snapshot);
 
-  CounterFamily requests;          // route, status
-  HistogramFamily request_seconds; // route
+  CounterFamily requests;           // route, status
+  HistogramFamily request_seconds;  // route
   Histogram ttft_seconds;
   Histogram itl_seconds;
   Histogram e2e_seconds;
@@ -38,14 +38,15 @@ class RouterMetrics {
   void publish_counters(const DispatchCounters& now);
 
   Gauge queue_depth_, queue_capacity_, queue_oldest_seconds_, running_, ready_;
-  GaugeFamily nodes_;          // role, state
-  GaugeFamily node_kv_blocks_; // node, state
-  GaugeFamily node_load_;      // node, what
-  GaugeFamily node_rate_;      // node: tokens per second
-  GaugeFamily breaker_;        // node: 0 closed, 1 half open, 2 open
-  GaugeFamily kv_miss_ratio_;  // role
-  CounterFamily dispatched_;   // way
-  Counter submitted_, finished_, failed_, cancelled_, rejected_full_, retries_, resumes_, failovers_;
+  GaugeFamily nodes_;           // role, state
+  GaugeFamily node_kv_blocks_;  // node, state
+  GaugeFamily node_load_;       // node, what
+  GaugeFamily node_rate_;       // node: tokens per second
+  GaugeFamily breaker_;         // node: 0 closed, 1 half open, 2 open
+  GaugeFamily kv_miss_ratio_;   // role
+  CounterFamily dispatched_;    // way
+  Counter submitted_, finished_, failed_, cancelled_, rejected_full_, retries_, resumes_,
+      failovers_;
   Counter nodes_lost_, fenced_, stale_, repeated_, leases_expired_, reserve_timeouts_, stalls_;
   Counter breaker_opened_, handshakes_refused_;
   Counter transfers_, transfer_raw_bytes_, transfer_wire_bytes_;

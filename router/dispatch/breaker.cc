@@ -9,13 +9,24 @@ namespace tandem::router {
 
 namespace {
 
-constexpr std::array kAllCodes{
-    ErrorCode::kInvalidArgument,   ErrorCode::kUnauthenticated,  ErrorCode::kNotFound,
-    ErrorCode::kMethodNotAllowed,  ErrorCode::kPayloadTooLarge,  ErrorCode::kRequestTimeout,
-    ErrorCode::kCancelled,         ErrorCode::kQueueFull,        ErrorCode::kDeadlineExceeded,
-    ErrorCode::kUnavailable,       ErrorCode::kResourceExhausted, ErrorCode::kUnsupported,
-    ErrorCode::kCorruptData,       ErrorCode::kMismatch,         ErrorCode::kTransport,
-    ErrorCode::kIo,                ErrorCode::kConfig,           ErrorCode::kInternal};
+constexpr std::array kAllCodes{ErrorCode::kInvalidArgument,
+                               ErrorCode::kUnauthenticated,
+                               ErrorCode::kNotFound,
+                               ErrorCode::kMethodNotAllowed,
+                               ErrorCode::kPayloadTooLarge,
+                               ErrorCode::kRequestTimeout,
+                               ErrorCode::kCancelled,
+                               ErrorCode::kQueueFull,
+                               ErrorCode::kDeadlineExceeded,
+                               ErrorCode::kUnavailable,
+                               ErrorCode::kResourceExhausted,
+                               ErrorCode::kUnsupported,
+                               ErrorCode::kCorruptData,
+                               ErrorCode::kMismatch,
+                               ErrorCode::kTransport,
+                               ErrorCode::kIo,
+                               ErrorCode::kConfig,
+                               ErrorCode::kInternal};
 
 // A probe that never comes back must not shut a node out for ever.
 constexpr Duration kProbePatience = std::chrono::seconds(60);
@@ -45,7 +56,8 @@ bool Breaker::record(Outcome outcome, TimePoint now) {
       // A full node answers, so a probe that it refuses has shown what it was to show.
       if (probing_) return record(Outcome::kSuccess, now);
       return false;
-    case Outcome::kFailure: break;
+    case Outcome::kFailure:
+      break;
   }
   ++failures_;
   if (open_ && !probing_) return false;  // a straggler of before
@@ -76,9 +88,12 @@ BreakerState Breaker::state(TimePoint now) const {
 
 std::string_view to_string(BreakerState state) {
   switch (state) {
-    case BreakerState::kClosed: return "closed";
-    case BreakerState::kHalfOpen: return "half_open";
-    case BreakerState::kOpen: return "open";
+    case BreakerState::kClosed:
+      return "closed";
+    case BreakerState::kHalfOpen:
+      return "half_open";
+    case BreakerState::kOpen:
+      return "open";
   }
   return {};
 }

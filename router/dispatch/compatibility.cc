@@ -13,13 +13,15 @@ namespace {
 
 class Differences {
  public:
-  Differences(std::string mine, std::string other) : mine_(std::move(mine)), other_(std::move(other)) {}
+  Differences(std::string mine, std::string other)
+      : mine_(std::move(mine)), other_(std::move(other)) {}
 
   template <typename T>
   void compare(std::string_view what, const T& mine, const T& theirs, std::string_view advice) {
     if (mine == theirs) return;
     if (!text_.empty()) text_ += "; ";
-    text_ += fmt::format("{} is {} on {} but {} on {} ({})", what, mine, mine_, theirs, other_, advice);
+    text_ +=
+        fmt::format("{} is {} on {} but {} on {} ({})", what, mine, mine_, theirs, other_, advice);
   }
   [[nodiscard]] std::string take() { return std::move(text_); }
 
@@ -55,8 +57,8 @@ std::string difference(const control::Hello& hello, const control::Hello& refere
   d.compare("the KV codec version", a.kv_codec_version(), b.kv_codec_version(), kBuild);
   d.compare("the transport", hello.transport(), reference.transport(),
             "give both nodes the same transport");
-  d.compare("the transport protocol", a.transport_protocol_version(), b.transport_protocol_version(),
-            kBuild);
+  d.compare("the transport protocol", a.transport_protocol_version(),
+            b.transport_protocol_version(), kBuild);
   d.compare("the set of draft models", joined(a.draft_models()), joined(b.draft_models()),
             "give all nodes the same drafts");
   for (const auto& [library, version] : a.library_versions()) {

@@ -19,8 +19,10 @@ constexpr double kDrainRateSeconds = 5;  // time constant of the drain rate
 
 std::string_view to_string(NodeRole role) {
   switch (role) {
-    case NodeRole::kPrefill: return "prefill";
-    case NodeRole::kDecode: return "decode";
+    case NodeRole::kPrefill:
+      return "prefill";
+    case NodeRole::kDecode:
+      return "decode";
   }
   return {};
 }
@@ -51,7 +53,8 @@ const DispatchCounters& Dispatcher::counters() const { return impl_->counters();
 Dispatcher::Impl::Impl(Deps deps, DispatchOptions options)
     : deps_(std::move(deps)), options_(std::move(options)), affinity_(kAffinityBlocks) {
   drain_rate_at_ = deps_.clock.now();
-  // Nodes remember recent transfer ids: a router that starts again must not repeat its predecessor's.
+  // Nodes remember recent transfer ids: a router that starts again must not repeat its
+  // predecessor's.
   next_transfer_ = (options_.generation << 32) + 1;
 }
 
@@ -129,8 +132,9 @@ void Dispatcher::Impl::pump() {
 
 bool Dispatcher::Impl::avoided(const Request& r, NodeHandle handle) const {
   const TimePoint now = deps_.clock.now();
-  return std::any_of(r.avoid.begin(), r.avoid.end(),
-                     [&](const auto& entry) { return entry.first == handle && now < entry.second; });
+  return std::any_of(r.avoid.begin(), r.avoid.end(), [&](const auto& entry) {
+    return entry.first == handle && now < entry.second;
+  });
 }
 
 NodeView Dispatcher::Impl::view(const Node& n, const Request& r, uint32_t cached_blocks) const {
@@ -163,10 +167,11 @@ bool Dispatcher::Impl::impossible(const Request& r, Error& why) const {
   }
   const uint32_t needed = blocks_for(uint64_t{r.total_tokens()} + (r.tokens_left() > 0 ? 1 : 0));
   if (!any || needed <= largest) return false;
-  why = make_error(ErrorCode::kResourceExhausted,
-                   fmt::format("the request needs {} KV blocks of 16 tokens; the largest decode node has {}. "
-                               "Send a shorter prompt, or raise kv.memory",
-                               needed, largest));
+  why = make_error(
+      ErrorCode::kResourceExhausted,
+      fmt::format("the request needs {} KV blocks of 16 tokens; the largest decode node has {}. "
+                  "Send a shorter prompt, or raise kv.memory",
+                  needed, largest));
   return true;
 }
 
@@ -199,13 +204,20 @@ bool Dispatcher::Impl::dispatch(Request& r) {
   query.sequence = decisions_++;
   const Route route = deps_.policy.choose(query, prefill, decode);
   switch (route.kind) {
-    case RouteKind::kWait: return false;
-    case RouteKind::kRemote: start_remote(r, *prefill_nodes[route.prefill], *decode_nodes[route.decode]); break;
-    case RouteKind::kPrefillOnly: start_prefill_only(r, *prefill_nodes[route.prefill]); break;
+    case RouteKind::kWait:
+      return false;
+    case RouteKind::kRemote:
+      start_remote(r, *prefill_nodes[route.prefill], *decode_nodes[route.decode]);
+      break;
+    case RouteKind::kPrefillOnly:
+      start_prefill_only(r, *prefill_nodes[route.prefill]);
+      break;
     case RouteKind::kLocalShort:
     case RouteKind::kLocalSooner:
     case RouteKind::kLocalOnly:
-    case RouteKind::kLocalForced: start_local(r, *decode_nodes[route.decode], route.kind); break;
+    case RouteKind::kLocalForced:
+      start_local(r, *decode_nodes[route.decode], route.kind);
+      break;
   }
   const TimePoint now = deps_.clock.now();
   note_dispatched(now);
@@ -247,7 +259,8 @@ Duration Dispatcher::Impl::prefill_patience(const Node& n) {
   constexpr double kPessimisticRate = 50;
   const double reported = n.beat.prefill_tokens_per_second();
   const double rate = reported > 0 ? reported : kPessimisticRate;
-  return std::chrono::seconds(5) + from_seconds(3 * static_cast<double>(n.open_prefill_tokens) / rate);
+  return std::chrono::seconds(5) +
+         from_seconds(3 * static_cast<double>(n.open_prefill_tokens) / rate);
 }
 
 void Dispatcher::Impl::start_remote(Request& r, Node& prefill, Node& decode) {
@@ -308,17 +321,24 @@ void Dispatcher::Impl::start_prefill_only(Request& r, Node& prefill) {
 void Dispatcher::Impl::start_local(Request& r, Node& decode, RouteKind kind) {
   const TimePoint now = deps_.clock.now();
   switch (kind) {
-    case RouteKind::kLocalShort: ++counters_.local_short; break;
-    case RouteKind::kLocalSooner: ++counters_.local_predicted; break;
-    case RouteKind::kLocalOnly: ++counters_.local_no_prefill; break;
+    case RouteKind::kLocalShort:
+      ++counters_.local_short;
+      break;
+    case RouteKind::kLocalSooner:
+      ++counters_.local_predicted;
+      break;
+    case RouteKind::kLocalOnly:
+      ++counters_.local_no_prefill;
+      break;
     case RouteKind::kLocalForced:
       ++counters_.failovers_local;
-      deps_.observer.on_event(0, "queue deadline passed: prefilling on the decode node", decode.id(),
-                              r.id.value);
+      deps_.observer.on_event(0, "queue deadline passed: prefilling on the decode node",
+                              decode.id(), r.id.value);
       break;
     case RouteKind::kWait:
     case RouteKind::kRemote:
-    case RouteKind::kPrefillOnly: break;
+    case RouteKind::kPrefillOnly:
+      break;
   }
   r.phase = Phase::kDecoding;
   r.decode = decode.handle;

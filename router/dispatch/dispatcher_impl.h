@@ -39,21 +39,21 @@ struct Request {
   NodeHandle decode;
   NodeHandle prefill;
   uint64_t transfer = 0;
-  Duration lease{};               // of the hand-over, or of a prefill alone
-  bool admitted = false;          // decode has the whole KV
+  Duration lease{};       // of the hand-over, or of a prefill alone
+  bool admitted = false;  // decode has the whole KV
   bool prefill_done = false;
-  uint64_t prefill_charge = 0;    // tokens counted in a node's open_prefill_tokens
+  uint64_t prefill_charge = 0;  // tokens counted in a node's open_prefill_tokens
   NodeHandle charged;
-  uint32_t block_charge = 0;      // blocks counted in the decode node's committed_blocks
+  uint32_t block_charge = 0;  // blocks counted in the decode node's committed_blocks
   uint32_t cached_tokens = 0;
   uint32_t predicted = 0;
   bool scores_delivered = false;
 
   TimePoint submitted;
-  TimePoint expires;              // of the whole request
-  TimePoint queue_until;          // then it fails over to local prefill, or fails
-  TimePoint deadline;             // of the present phase, once it is out of the queue
-  bool forced_local = false;      // the queue deadline has passed
+  TimePoint expires;          // of the whole request
+  TimePoint queue_until;      // then it fails over to local prefill, or fails
+  TimePoint deadline;         // of the present phase, once it is out of the queue
+  bool forced_local = false;  // the queue deadline has passed
   TimePoint prefill_done_at;
   std::optional<TimePoint> first_token_here;  // on the present decode node
   uint32_t tokens_before_here = 0;
@@ -65,7 +65,8 @@ struct Request {
     return static_cast<uint32_t>(spec.prompt.size() + answer.size());
   }
   [[nodiscard]] uint32_t tokens_left() const {
-    return spec.max_new_tokens - std::min(spec.max_new_tokens, static_cast<uint32_t>(answer.size()));
+    return spec.max_new_tokens -
+           std::min(spec.max_new_tokens, static_cast<uint32_t>(answer.size()));
   }
   // The present attempt's first token has been delivered.
   [[nodiscard]] bool has_first() const { return answer.size() > tokens_before_here; }
@@ -80,7 +81,7 @@ struct Node {
   control::Heartbeat beat;
   TimePoint connected;
   TimePoint last_beat;
-  TimePoint last_progress;        // last change of the scheduler's tick
+  TimePoint last_progress;  // last change of the scheduler's tick
   double tokens_per_second = 0;
   bool draining = false;
   Breaker breaker;
@@ -135,7 +136,8 @@ class Dispatcher::Impl {
   void fail(Request& r, Error error, uint32_t retry_after_seconds = 0);
   // Nobody could take it in time: 503.
   void fail_unplaced(Request& r);
-  // Ends the present attempt (cancelling its legs but the one on `gone`) and queues another, or fails.
+  // Ends the present attempt (cancelling its legs but the one on `gone`) and queues another, or
+  // fails.
   void retry(Request& r, const Error& why, NodeHandle blame, NodeHandle gone, bool counts);
   void release_charges(Request& r);
   void cancel_legs(Request& r, NodeHandle except, std::string_view reason);

@@ -26,9 +26,12 @@ std::vector<AnswerToken> from_messages(const Repeated& tokens) {
 
 std::optional<FinishKind> finish_kind(control::FinishReason reason) {
   switch (reason) {
-    case control::FINISH_STOP: return FinishKind::kStop;
-    case control::FINISH_LENGTH: return FinishKind::kLength;
-    default: return std::nullopt;  // protobuf enumerations are open: a newer node may know more
+    case control::FINISH_STOP:
+      return FinishKind::kStop;
+    case control::FINISH_LENGTH:
+      return FinishKind::kLength;
+    default:
+      return std::nullopt;  // protobuf enumerations are open: a newer node may know more
   }
 }
 
@@ -52,15 +55,31 @@ void Dispatcher::Impl::on_message(NodeHandle handle, const control::ToRouter& me
     return;
   }
   switch (message.message_case()) {
-    case control::ToRouter::kHeartbeat: on_heartbeat(*n, message.heartbeat()); break;
-    case control::ToRouter::kReserved: on_reserved(*n, message.reserved()); break;
-    case control::ToRouter::kPrefillDone: on_prefill_done(*n, message.prefill_done()); break;
-    case control::ToRouter::kTransferDone: on_transfer_done(*n, message.transfer_done()); break;
-    case control::ToRouter::kAdmitted: on_admitted(*n, message.admitted()); break;
-    case control::ToRouter::kTokens: on_tokens(*n, message.tokens()); break;
-    case control::ToRouter::kFailed: on_failed(*n, message.failed()); break;
+    case control::ToRouter::kHeartbeat:
+      on_heartbeat(*n, message.heartbeat());
+      break;
+    case control::ToRouter::kReserved:
+      on_reserved(*n, message.reserved());
+      break;
+    case control::ToRouter::kPrefillDone:
+      on_prefill_done(*n, message.prefill_done());
+      break;
+    case control::ToRouter::kTransferDone:
+      on_transfer_done(*n, message.transfer_done());
+      break;
+    case control::ToRouter::kAdmitted:
+      on_admitted(*n, message.admitted());
+      break;
+    case control::ToRouter::kTokens:
+      on_tokens(*n, message.tokens());
+      break;
+    case control::ToRouter::kFailed:
+      on_failed(*n, message.failed());
+      break;
     case control::ToRouter::kHello:  // the session layer has had it
-    case control::ToRouter::MESSAGE_NOT_SET: ++counters_.messages_stale; break;
+    case control::ToRouter::MESSAGE_NOT_SET:
+      ++counters_.messages_stale;
+      break;
   }
   pump();
 }
@@ -76,7 +95,8 @@ void Dispatcher::Impl::on_heartbeat(Node& n, const control::Heartbeat& beat) {
   const TimePoint now = deps_.clock.now();
   const double dt = to_seconds(now - n.last_beat);
   if (n.beat.tick() != 0 && dt > 1e-3 && beat.tokens_processed() >= n.beat.tokens_processed()) {
-    const double rate = static_cast<double>(beat.tokens_processed() - n.beat.tokens_processed()) / dt;
+    const double rate =
+        static_cast<double>(beat.tokens_processed() - n.beat.tokens_processed()) / dt;
     n.tokens_per_second = n.tokens_per_second * 0.5 + rate * 0.5;
   }
   if (beat.tick() != n.beat.tick() || beat.running() + beat.queued() == 0) n.last_progress = now;
@@ -94,7 +114,8 @@ void Dispatcher::Impl::on_reserved(Node& n, const control::Reserved& message) {
       r->phase != Phase::kReserving) {
     ++counters_.messages_stale;
     if (message.granted()) {
-      send_cancel(n.handle, message.request_id(), message.transfer_id(), "the reservation came too late");
+      send_cancel(n.handle, message.request_id(), message.transfer_id(),
+                  "the reservation came too late");
     }
     return;
   }
@@ -108,7 +129,8 @@ void Dispatcher::Impl::on_reserved(Node& n, const control::Reserved& message) {
   const Node* prefill = node(r->prefill);
   const TimePoint now = deps_.clock.now();
   // Both legs or neither: the prefill node may have gone or failed others meanwhile.
-  if (prefill == nullptr || prefill->draining || prefill->breaker.state(now) == BreakerState::kOpen) {
+  if (prefill == nullptr || prefill->draining ||
+      prefill->breaker.state(now) == BreakerState::kOpen) {
     return retry(*r, make_error(ErrorCode::kUnavailable, "the prefill node is not usable any more"),
                  r->prefill, {}, false);
   }
@@ -151,7 +173,8 @@ void Dispatcher::Impl::on_transfer_done(Node& n, const control::TransferDone& me
   deps_.observer.on_transfer(message.seconds(), message.transport());
   Request* r = request(message.request_id());
   // The prefill node has nothing left of it; before that its death still matters.
-  if (r != nullptr && r->prefill == n.handle && r->transfer == message.transfer_id() && r->admitted) {
+  if (r != nullptr && r->prefill == n.handle && r->transfer == message.transfer_id() &&
+      r->admitted) {
     r->prefill = {};
   }
 }
@@ -210,7 +233,8 @@ void Dispatcher::Impl::on_failed(Node& n, const control::Failed& message) {
     ++counters_.messages_stale;
     return;
   }
-  if (prefill_leg && !decode_leg && r->admitted && r->has_first()) return;  // decode has all it needs
+  if (prefill_leg && !decode_leg && r->admitted && r->has_first())
+    return;  // decode has all it needs
   const Outcome outcome = classify(message.code());
   record(n, outcome);
   const Error why = from_failed(n.id(), message.code(), message.detail());

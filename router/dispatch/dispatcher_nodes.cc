@@ -47,7 +47,8 @@ std::string Dispatcher::Impl::refusal(const control::Hello& hello) const {
     return fmt::format("{} has room for nothing (context {}, {} KV blocks): raise kv.memory",
                        hello.node_id(), hello.max_context(), hello.kv_blocks());
   }
-  control::Hello own = hello;  // what the router itself knows of the model, the rest as the node says
+  control::Hello own =
+      hello;  // what the router itself knows of the model, the rest as the node says
   if (!options_.model_fingerprint.empty()) {
     own.mutable_compatibility()->set_model_fingerprint(options_.model_fingerprint);
   }
@@ -63,7 +64,8 @@ std::string Dispatcher::Impl::refusal(const control::Hello& hello) const {
   return {};
 }
 
-control::Welcome Dispatcher::Impl::on_node_connected(NodeHandle handle, const control::Hello& hello) {
+control::Welcome Dispatcher::Impl::on_node_connected(NodeHandle handle,
+                                                     const control::Hello& hello) {
   const TimePoint now = deps_.clock.now();
   control::Welcome welcome;
   welcome.set_router_generation(options_.generation);
@@ -73,11 +75,13 @@ control::Welcome Dispatcher::Impl::on_node_connected(NodeHandle handle, const co
   for (const auto& [other_handle, other] : nodes_) {
     if (!reason.empty() || other->id() != hello.node_id()) continue;
     const Duration patience = std::chrono::milliseconds(options_.heartbeat_ms) * kMissedBeats;
-    // The same process dialled again, or the old connection has gone quiet: the new one holds the name.
+    // The same process dialled again, or the old connection has gone quiet: the new one holds the
+    // name.
     if (other->hello.generation() == hello.generation() || now - other->last_beat > patience) {
       replaced = other->handle;
     } else {
-      reason = fmt::format("the name {} is taken by a live node: give this node another `name`", hello.node_id());
+      reason = fmt::format("the name {} is taken by a live node: give this node another `name`",
+                           hello.node_id());
     }
   }
   if (!reason.empty()) {
@@ -104,12 +108,12 @@ control::Welcome Dispatcher::Impl::on_node_connected(NodeHandle handle, const co
   nodes_[handle.value] = std::move(n);
   std::erase_if(lost_, [&](const auto& entry) { return entry.first.id == hello.node_id(); });
   welcome.set_admitted(true);
-  deps_.observer.on_event(0,
-                          fmt::format("{} node admitted: {}, KV {}, transport {}",
-                                      hello.role() == control::ROLE_PREFILL ? "prefill" : "decode",
-                                      hello.engine(), hello.compatibility().kv_format(),
-                                      hello.transport_detail()),
-                          hello.node_id(), 0);
+  deps_.observer.on_event(
+      0,
+      fmt::format("{} node admitted: {}, KV {}, transport {}",
+                  hello.role() == control::ROLE_PREFILL ? "prefill" : "decode", hello.engine(),
+                  hello.compatibility().kv_format(), hello.transport_detail()),
+      hello.node_id(), 0);
   return welcome;
 }
 
@@ -140,7 +144,8 @@ void Dispatcher::Impl::remove_node(NodeHandle handle, const std::string& why) {
   }
   // Oldest last: each returns to the front of the queue, so that the order of arrival is kept.
   std::sort(hit.begin(), hit.end(), [](RequestId a, RequestId b) { return a > b; });
-  const Error error = make_error(ErrorCode::kTransport, fmt::format("node {} is gone: {}", gone->id(), why));
+  const Error error =
+      make_error(ErrorCode::kTransport, fmt::format("node {} is gone: {}", gone->id(), why));
   for (RequestId id : hit) {
     if (Request* r = request(id.value)) retry(*r, error, {}, handle, true);
   }
@@ -171,7 +176,8 @@ void Dispatcher::Impl::sweep_nodes(TimePoint now) {
   std::vector<std::pair<NodeHandle, std::string>> dead;
   for (const auto& [handle, n] : nodes_) {
     if (now - n->last_beat > options_.peer_timeout) {
-      dead.emplace_back(n->handle, fmt::format("no heartbeat for {:.1f} s", to_seconds(now - n->last_beat)));
+      dead.emplace_back(n->handle,
+                        fmt::format("no heartbeat for {:.1f} s", to_seconds(now - n->last_beat)));
     } else if (stuck(*n, now) && n->open_requests > 0) {
       dead.emplace_back(n->handle, fmt::format("its scheduler has not advanced for {:.0f} s",
                                                to_seconds(now - n->last_progress)));
@@ -185,9 +191,10 @@ void Dispatcher::Impl::sweep_nodes(TimePoint now) {
 
 void Dispatcher::Impl::sweep_request(Request& r, TimePoint now) {
   if (now >= r.expires) {
-    return fail(r, make_error(ErrorCode::kDeadlineExceeded,
-                              fmt::format("the request took longer than the {} s that this router allows",
-                                          to_seconds(options_.request_timeout))));
+    return fail(
+        r, make_error(ErrorCode::kDeadlineExceeded,
+                      fmt::format("the request took longer than the {} s that this router allows",
+                                  to_seconds(options_.request_timeout))));
   }
   switch (r.phase) {
     case Phase::kQueued:
@@ -204,25 +211,28 @@ void Dispatcher::Impl::sweep_request(Request& r, TimePoint now) {
       ++counters_.reserve_timeouts;
       const NodeHandle blame = r.decode;
       if (Node* n = node(blame)) record(*n, Outcome::kFailure);
-      return retry(r, make_error(ErrorCode::kTransport, "a decode node did not answer a reservation"),
+      return retry(r,
+                   make_error(ErrorCode::kTransport, "a decode node did not answer a reservation"),
                    blame, {}, true);
     }
     case Phase::kPrefilling: {
       ++counters_.leases_expired;
-      // Before PrefillDone the prefill node is late; afterwards decode has not seen the KV complete.
+      // Before PrefillDone the prefill node is late; afterwards decode has not seen the KV
+      // complete.
       const NodeHandle blame = r.prefill_done && r.decode.value != 0 ? r.decode : r.prefill;
       if (Node* n = node(blame)) record(*n, Outcome::kFailure);
-      return retry(r, make_error(ErrorCode::kTransport,
-                                 r.prefill_done ? "the KV did not arrive within its lease"
-                                                : "the prefill was not done within its lease"),
+      return retry(r,
+                   make_error(ErrorCode::kTransport,
+                              r.prefill_done ? "the KV did not arrive within its lease"
+                                             : "the prefill was not done within its lease"),
                    blame, {}, true);
     }
     case Phase::kDecoding: {
       ++counters_.stalls;
       const NodeHandle blame = r.decode;
       if (Node* n = node(blame)) record(*n, Outcome::kFailure);
-      return retry(r, make_error(ErrorCode::kTransport, "a decode node sent no token in time"), blame,
-                   {}, true);
+      return retry(r, make_error(ErrorCode::kTransport, "a decode node sent no token in time"),
+                   blame, {}, true);
     }
   }
 }
@@ -267,7 +277,8 @@ std::shared_ptr<const ClusterSnapshot> Dispatcher::Impl::snapshot() const {
   for (const auto& [handle, n] : nodes_) {
     s->nodes.push_back(status_of(*n, now));
     const NodeStatus& status = s->nodes.back();
-    s->max_context = s->max_context == 0 ? status.max_context : std::min(s->max_context, status.max_context);
+    s->max_context =
+        s->max_context == 0 ? status.max_context : std::min(s->max_context, status.max_context);
     s->ready = s->ready || (n->role == NodeRole::kDecode && !n->draining && !status.stuck);
   }
   for (const auto& [status, when] : lost_) s->lost.push_back(status);

@@ -15,7 +15,8 @@ constexpr Duration kAfterBackpressure = std::chrono::milliseconds(50);
 constexpr Duration kAfterFailure = std::chrono::milliseconds(250);
 // Past the queue deadline there is no second question to the same node.
 constexpr Duration kNever = std::chrono::hours(24);
-// Tokens that may overtake the first one; an answer grows by one a step, so this is seconds of decode.
+// Tokens that may overtake the first one; an answer grows by one a step, so this is seconds of
+// decode.
 constexpr size_t kMaxEarlyRuns = 4096;
 constexpr size_t kMaxTold = 4096;
 
@@ -68,7 +69,8 @@ void Dispatcher::Impl::deliver(Request& r, std::vector<AnswerToken> tokens, uint
   }
   const bool done = r.early_finish && r.answer.size() >= r.early_finish_at;
   if (!update.tokens.empty() || done) {
-    r.deadline = r.phase == Phase::kDecoding ? deps_.clock.now() + options_.stall_timeout : r.deadline;
+    r.deadline =
+        r.phase == Phase::kDecoding ? deps_.clock.now() + options_.stall_timeout : r.deadline;
   }
   if (update.tokens.empty() && update.prompt_scores.empty() && !done) return;
   if (done) update.finish = r.early_finish;
@@ -88,10 +90,12 @@ void Dispatcher::Impl::finish(Request& r) {
     }
     record(*d, Outcome::kSuccess);
     // The first token was the last: the reservation is not needed.
-    if (!r.admitted && r.transfer != 0) send_cancel(r.decode, r.id.value, r.transfer, "finished at its first token");
+    if (!r.admitted && r.transfer != 0)
+      send_cancel(r.decode, r.id.value, r.transfer, "finished at its first token");
   }
   if (node(r.prefill) != nullptr) {
-    if (!r.admitted && r.transfer != 0) send_cancel(r.prefill, r.id.value, r.transfer, "finished at its first token");
+    if (!r.admitted && r.transfer != 0)
+      send_cancel(r.prefill, r.id.value, r.transfer, "finished at its first token");
   }
   erase(r.id);
 }
@@ -135,8 +139,9 @@ void Dispatcher::Impl::retry(Request& r, const Error& why, NodeHandle blame, Nod
     }
     ++counters_.retries;
     if (!r.answer.empty()) ++counters_.resumes;
-    deps_.observer.on_event(1, fmt::format("trying again ({} tokens kept): {}", r.answer.size(), why.detail),
-                            {}, r.id.value);
+    deps_.observer.on_event(
+        1, fmt::format("trying again ({} tokens kept): {}", r.answer.size(), why.detail), {},
+        r.id.value);
     // A new attempt has its own patience; backpressure leaves the clock running.
     r.forced_local = false;
     r.queue_until = now + (r.answer.empty() ? options_.queue_deadline : options_.resume_deadline);

@@ -13,7 +13,8 @@ constexpr double kLocalPrefillPenalty = 2;
 
 bool can_hold(const NodeView& node, const RouteQuery& q) {
   const uint64_t tokens = uint64_t{q.prompt_tokens} + q.predicted_new_tokens;
-  return node.usable && node.max_context >= q.prompt_tokens && node.free_blocks >= blocks_for(tokens) &&
+  return node.usable && node.max_context >= q.prompt_tokens &&
+         node.free_blocks >= blocks_for(tokens) &&
          node.open_requests < node.max_sequences + q.decode_queue;
 }
 
@@ -52,7 +53,8 @@ double decode_finish(const NodeView& node, const RouteQuery& q) {
   }
   // Cached blocks need not be sent or stored again; free room breaks ties.
   seconds -= 1e-5 * std::min(q.prompt_tokens, node.cached_tokens);
-  const double fill = node.total_blocks == 0 ? 0 : 1.0 - double(node.free_blocks) / node.total_blocks;
+  const double fill =
+      node.total_blocks == 0 ? 0 : 1.0 - double(node.free_blocks) / node.total_blocks;
   return seconds + 1e-4 * fill + 1e-4 * node.open_requests;
 }
 
@@ -112,7 +114,9 @@ Route PredictedFinishPolicy::choose(const RouteQuery& q, std::span<const NodeVie
   // The nearest prefill node that exists, busy or not: waiting for it is a choice, too.
   const auto any = cheapest(
       prefill, q,
-      [](const NodeView& n, const RouteQuery& r) { return n.usable && n.max_context >= r.prompt_tokens; },
+      [](const NodeView& n, const RouteQuery& r) {
+        return n.usable && n.max_context >= r.prompt_tokens;
+      },
       prefill_finish);
   if (q.local_prefill_below > 0 &&
       local_finish(decode[*d], q, prefill) < prefill_finish(prefill[*any], q)) {

@@ -8,13 +8,14 @@ namespace tandem::router {
 
 // A node as far as one routing decision needs it.
 struct NodeView {
-  bool usable = false;           // connected, not draining, breaker closed, has not just refused this request
-  uint32_t cached_tokens = 0;    // of this prompt, probably there already
+  bool usable =
+      false;  // connected, not draining, breaker closed, has not just refused this request
+  uint32_t cached_tokens = 0;  // of this prompt, probably there already
   uint32_t max_context = 0;
   // prefill
   uint64_t open_prefill_tokens = 0;  // sent and not done
   uint32_t max_batch_tokens = 0;
-  double prefill_rate = 0;           // tokens per second; 0: not known
+  double prefill_rate = 0;  // tokens per second; 0: not known
   // decode
   uint32_t free_blocks = 0;
   uint32_t total_blocks = 0;
@@ -25,13 +26,13 @@ struct NodeView {
 };
 
 struct RouteQuery {
-  uint32_t prompt_tokens = 0;     // to be prefilled, a resumed answer included
+  uint32_t prompt_tokens = 0;  // to be prefilled, a resumed answer included
   uint32_t predicted_new_tokens = 0;
   uint32_t max_new_tokens = 0;
   uint32_t decode_queue = 0;
   uint32_t local_prefill_below = 0;
-  bool force_local = false;       // the queue deadline has passed
-  uint64_t sequence = 0;          // counts decisions
+  bool force_local = false;  // the queue deadline has passed
+  uint64_t sequence = 0;     // counts decisions
 };
 
 enum class RouteKind : uint8_t {

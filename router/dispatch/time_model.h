@@ -6,8 +6,8 @@
 
 namespace tandem::router {
 
-// Decode seconds = a * L + b * N (L prompt tokens, N generated tokens), fitted to what a node really
-// took by recursive least squares with exponential forgetting, starting from a prior.
+// Decode seconds = a * L + b * N (L prompt tokens, N generated tokens), fitted to what a node
+// really took by recursive least squares with exponential forgetting, starting from a prior.
 class DecodeTimeModel {
  public:
   void observe(double prompt_tokens, double new_tokens, double seconds);

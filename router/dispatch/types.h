@@ -27,7 +27,7 @@ struct TaskSpec {
   uint32_t max_new_tokens = 0;         // 0: score the prompt only
   uint32_t min_new_tokens = 0;
   std::vector<TokenId> stop_tokens;
-  SamplingFields sampling;             // its `seed` is not looked at
+  SamplingFields sampling;  // its `seed` is not looked at
   uint64_t seed = 0;
   int32_t logprobs = -1;
   int32_t prompt_logprobs = -1;
@@ -45,10 +45,10 @@ struct AnswerUpdate {
   RequestId id;
   std::vector<AnswerToken> tokens;         // in order, without gap or repeat, whatever failed over
   std::vector<AnswerToken> prompt_scores;  // one per prompt token after the first
-  uint32_t cached_tokens = 0;              // prompt tokens that nobody had to compute; with the first tokens
+  uint32_t cached_tokens = 0;  // prompt tokens that nobody had to compute; with the first tokens
   std::optional<FinishKind> finish;
   std::optional<Error> error;
-  uint32_t retry_after_seconds = 0;        // with kQueueFull and kUnavailable
+  uint32_t retry_after_seconds = 0;  // with kQueueFull and kUnavailable
 };
 
 // Receives updates on the cluster thread; must not block and must not call the dispatcher back.
@@ -92,17 +92,17 @@ struct DispatchCounters {
   uint64_t failed = 0;
   uint64_t cancelled = 0;
   uint64_t rejected_full = 0;
-  uint64_t failovers_local = 0;     // queue deadline passed: prefilled on the decode node
-  uint64_t local_short = 0;         // conditional disaggregation: short uncached prompt
-  uint64_t local_predicted = 0;     // conditional disaggregation: local predicted to finish first
-  uint64_t local_no_prefill = 0;    // no prefill node can be used
-  uint64_t remote = 0;              // handed over
+  uint64_t failovers_local = 0;   // queue deadline passed: prefilled on the decode node
+  uint64_t local_short = 0;       // conditional disaggregation: short uncached prompt
+  uint64_t local_predicted = 0;   // conditional disaggregation: local predicted to finish first
+  uint64_t local_no_prefill = 0;  // no prefill node can be used
+  uint64_t remote = 0;            // handed over
   uint64_t retries = 0;
-  uint64_t resumes = 0;             // retries of an answer that had begun
+  uint64_t resumes = 0;  // retries of an answer that had begun
   uint64_t nodes_gone = 0;
-  uint64_t messages_fenced = 0;     // of unknown connections
-  uint64_t messages_stale = 0;      // of known nodes about requests that are no longer theirs
-  uint64_t tokens_repeated = 0;     // dropped
+  uint64_t messages_fenced = 0;  // of unknown connections
+  uint64_t messages_stale = 0;   // of known nodes about requests that are no longer theirs
+  uint64_t tokens_repeated = 0;  // dropped
   uint64_t leases_expired = 0;
   uint64_t reserve_timeouts = 0;
   uint64_t stalls = 0;
@@ -162,7 +162,8 @@ class DispatchObserver {
   virtual void on_prefill_to_decode(double seconds) = 0;
   virtual void on_transfer(double seconds, const std::string& transport) = 0;
   // For the log: a line worth an operator's attention. `level` 0 info, 1 warning.
-  virtual void on_event(int level, std::string message, std::string node_id, uint64_t request_id) = 0;
+  virtual void on_event(int level, std::string message, std::string node_id,
+                        uint64_t request_id) = 0;
 };
 
 }  // namespace tandem::router

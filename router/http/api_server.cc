@@ -104,7 +104,8 @@ void ApiServer::answer(const HttpResponder& responder, std::string_view route,
 void ApiServer::answer_error(const HttpResponder& responder, std::string_view route,
                              const Error& error) const {
   HttpResponse response = error_response(error);
-  if (std::string_view code = special_code(error); !code.empty()) response.body = render_error(error, code);
+  if (std::string_view code = special_code(error); !code.empty())
+    response.body = render_error(error, code);
   answer(responder, route, std::move(response));
 }
 
@@ -123,8 +124,8 @@ Status ApiServer::check_model(const std::string& name) const {
     return {};
   }
   return fail(ErrorCode::kNotFound,
-              fmt::format("The model `{}` does not exist; this server has `{}`", name.substr(0, 200),
-                          model_.id),
+              fmt::format("The model `{}` does not exist; this server has `{}`",
+                          name.substr(0, 200), model_.id),
               "model");
 }
 
@@ -152,7 +153,8 @@ Result<GenerationPlan> ApiServer::plan_chat(const HttpRequest& request) const {
   PlannedPrompt prompt;
   TANDEM_ASSIGN(prompt.tokens, prompts_.chat(chat.prompt, limits.context));
   if (prompt.tokens.empty()) {
-    return fail(ErrorCode::kInvalidArgument, "the chat template renders these messages to nothing", "messages");
+    return fail(ErrorCode::kInvalidArgument, "the chat template renders these messages to nothing",
+                "messages");
   }
   TANDEM_ASSIGN(prompt.max_new_tokens,
                 resolve_max_tokens(chat.common, prompt.tokens.size(), limits, "messages", 0));
@@ -167,7 +169,8 @@ Result<GenerationPlan> ApiServer::plan_completion(const HttpRequest& request) co
   TANDEM_TRY(check_model(completion.common.model));
   std::vector<PlannedPrompt> prompts;
   for (size_t i = 0; i < completion.prompts.size(); ++i) {
-    const std::string field = completion.prompts.size() == 1 ? "prompt" : fmt::format("prompt[{}]", i);
+    const std::string field =
+        completion.prompts.size() == 1 ? "prompt" : fmt::format("prompt[{}]", i);
     PlannedPrompt prompt;
     if (auto* text = std::get_if<std::string>(&completion.prompts[i])) {
       TANDEM_ASSIGN(prompt.tokens,
@@ -178,7 +181,8 @@ Result<GenerationPlan> ApiServer::plan_completion(const HttpRequest& request) co
       if (completion.echo) prompt.echo = prompts_.tokenizer()->decode(prompt.tokens, false);
     }
     if (prompt.tokens.empty()) {
-      return fail(ErrorCode::kInvalidArgument, field + " is empty: there is nothing to continue", field);
+      return fail(ErrorCode::kInvalidArgument, field + " is empty: there is nothing to continue",
+                  field);
     }
     TANDEM_ASSIGN(prompt.max_new_tokens,
                   resolve_max_tokens(completion.common, prompt.tokens.size(), limits, field,
@@ -191,9 +195,11 @@ Result<GenerationPlan> ApiServer::plan_completion(const HttpRequest& request) co
   return plan;
 }
 
-void ApiServer::generate(Result<GenerationPlan> plan, HttpResponder responder, Endpoint endpoint) const {
+void ApiServer::generate(Result<GenerationPlan> plan, HttpResponder responder,
+                         Endpoint endpoint) const {
   if (!plan) {
-    return answer_error(responder, endpoint == Endpoint::kChat ? "chat" : "completions", plan.error());
+    return answer_error(responder, endpoint == Endpoint::kChat ? "chat" : "completions",
+                        plan.error());
   }
   Generation::start({.clock = deps_.clock,
                      .log = deps_.log,
@@ -235,7 +241,8 @@ void ApiServer::models(HttpRequest, HttpResponder responder) const {
 
 void ApiServer::model(HttpRequest request, HttpResponder responder) const {
   const std::string id = request.path.substr(std::string_view("/v1/models/").size());
-  if (Status known = check_model(id); !known) return answer_error(responder, "models", known.error());
+  if (Status known = check_model(id); !known)
+    return answer_error(responder, "models", known.error());
   HttpResponse response;
   response.body = model_object(id);
   answer(responder, "models", std::move(response));
@@ -250,11 +257,12 @@ void ApiServer::tokenize(HttpRequest request, HttpResponder responder) const {
     if (const auto* chat = std::get_if<ChatPrompt>(&parsed.input)) {
       TANDEM_ASSIGN(ids, prompts_.chat(*chat, 0));
     } else {
-      TANDEM_ASSIGN(ids, prompts_.text(std::get<std::string>(parsed.input), parsed.add_special_tokens, 0,
-                                       "prompt"));
+      TANDEM_ASSIGN(ids, prompts_.text(std::get<std::string>(parsed.input),
+                                       parsed.add_special_tokens, 0, "prompt"));
     }
     HttpResponse response;
-    response.body = fmt::format("{{\"count\":{},\"max_model_len\":{},\"tokens\":", ids.size(), limits.context);
+    response.body =
+        fmt::format("{{\"count\":{},\"max_model_len\":{},\"tokens\":", ids.size(), limits.context);
     append_integers(response.body, ids);
     response.body += ",\"token_strs\":";
     if (parsed.return_token_strs) {
@@ -330,9 +338,10 @@ void ApiServer::status(HttpRequest, HttpResponder responder) const {
 void ApiServer::page(HttpRequest, HttpResponder responder) const {
   HttpResponse response;
   response.content_type = "text/html; charset=utf-8";
-  response.headers.emplace_back("Content-Security-Policy",
-                                "default-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-                                "img-src data:; frame-ancestors 'none'");
+  response.headers.emplace_back(
+      "Content-Security-Policy",
+      "default-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+      "img-src data:; frame-ancestors 'none'");
   response.body.assign(reinterpret_cast<const char*>(status_page), status_page_size);
   answer(responder, "page", std::move(response));
 }

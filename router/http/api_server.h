@@ -70,7 +70,8 @@ class ApiServer {
   [[nodiscard]] Result<GenerationPlan> plan_completion(const HttpRequest& request) const;
   void generate(Result<GenerationPlan> plan, HttpResponder responder, Endpoint endpoint) const;
   void answer(const HttpResponder& responder, std::string_view route, HttpResponse response) const;
-  void answer_error(const HttpResponder& responder, std::string_view route, const Error& error) const;
+  void answer_error(const HttpResponder& responder, std::string_view route,
+                    const Error& error) const;
   [[nodiscard]] Status check_model(const std::string& name) const;
   [[nodiscard]] ApiLimits limits() const;
   [[nodiscard]] GenerationPlan new_plan(const HttpRequest& request, Endpoint endpoint,

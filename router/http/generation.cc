@@ -15,8 +15,10 @@ namespace {
 
 std::string_view route_name(Endpoint endpoint) {
   switch (endpoint) {
-    case Endpoint::kChat: return "chat";
-    case Endpoint::kCompletion: return "completions";
+    case Endpoint::kChat:
+      return "chat";
+    case Endpoint::kCompletion:
+      return "completions";
   }
   return {};
 }
@@ -111,7 +113,8 @@ void Generation::on_update(AnswerUpdate update) {
       inbox_.push_back(std::move(update));
     } else {  // the connection's thread is far behind: what has ended must still end
       AnswerUpdate& last = inbox_.back();
-      last.error = make_error(ErrorCode::kResourceExhausted, "the answer could not be delivered in time");
+      last.error =
+          make_error(ErrorCode::kResourceExhausted, "the answer could not be delivered in time");
     }
     if (posted_) return;
     posted_ = true;
@@ -140,7 +143,8 @@ void Generation::process(AnswerUpdate update) {
   Choice& choice = *it;
   if (update.error) return fail(*update.error, update.retry_after_seconds);
   if (!update.prompt_scores.empty()) choice.scores = std::move(update.prompt_scores);
-  if (update.cached_tokens != 0 && choice.cached_tokens == 0) choice.cached_tokens = update.cached_tokens;
+  if (update.cached_tokens != 0 && choice.cached_tokens == 0)
+    choice.cached_tokens = update.cached_tokens;
   if (!choice.begun) begin_choice(choice);
   observe_tokens(choice, update.tokens.size());
   StreamDelta delta;
@@ -176,16 +180,19 @@ void Generation::observe_tokens(Choice& choice, size_t count) {
 void Generation::begin_choice(Choice& choice) {
   choice.begun = true;
   if (plan_.fields.stream && !streaming_) {
-    streaming_ = responder_.start_stream(200, "text/event-stream; charset=utf-8",
-                                         {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}});
+    streaming_ =
+        responder_.start_stream(200, "text/event-stream; charset=utf-8",
+                                {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}});
     if (!streaming_) return give_up("the client left");
   }
-  if (streaming_ && plan_.head.endpoint == Endpoint::kChat) chunks_.append_role(out_, choice.body.index);
+  if (streaming_ && plan_.head.endpoint == Endpoint::kChat)
+    chunks_.append_role(out_, choice.body.index);
   if (!plan_.echo) return;
   StreamDelta delta;
   const PlannedPrompt& prompt = prompt_of(choice);
   delta.text = prompt.echo;
-  if (wants_scores()) delta.logprobs = prompt_entries(deps_.tokenizer, prompt.tokens, choice.scores);
+  if (wants_scores())
+    delta.logprobs = prompt_entries(deps_.tokenizer, prompt.tokens, choice.scores);
   write_delta(choice, std::move(delta));
 }
 
@@ -198,7 +205,8 @@ void Generation::write_delta(Choice& choice, StreamDelta delta) {
   }
   choice.body.text += delta.text;
   if (!choice.body.logprobs) return;
-  std::move(delta.logprobs.begin(), delta.logprobs.end(), std::back_inserter(*choice.body.logprobs));
+  std::move(delta.logprobs.begin(), delta.logprobs.end(),
+            std::back_inserter(*choice.body.logprobs));
 }
 
 void Generation::end_choice(Choice& choice, FinishKind kind) {
@@ -258,7 +266,8 @@ void Generation::fail(const Error& error, uint32_t retry_after) {
   } else {
     HttpResponse response = error_response(error);
     if (retry_after != 0) {
-      std::erase_if(response.headers, [](const auto& h) { return equal_ignoring_case(h.first, "Retry-After"); });
+      std::erase_if(response.headers,
+                    [](const auto& h) { return equal_ignoring_case(h.first, "Retry-After"); });
       response.headers.emplace_back("Retry-After", std::to_string(retry_after));
     }
     responder_.respond(std::move(response));

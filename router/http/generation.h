@@ -26,7 +26,7 @@ class StatusBoard;
 // One prompt of a request, ready to be sent to nodes.
 struct PlannedPrompt {
   std::vector<TokenId> tokens;
-  std::string echo;             // its text, when it is to be part of the answer
+  std::string echo;  // its text, when it is to be part of the answer
   uint32_t max_new_tokens = 0;
 };
 
@@ -35,15 +35,15 @@ struct GenerationPlan {
   AnswerHead head;
   GenerationFields fields;
   bool echo = false;
-  std::vector<PlannedPrompt> prompts;    // choice c belongs to prompt c / n
+  std::vector<PlannedPrompt> prompts;  // choice c belongs to prompt c / n
   std::vector<TokenId> stop_tokens;
   std::string request_id;
   TimePoint received;
 };
 
-// Carries one request from the dispatcher's updates to its client, streamed or whole. on_update() comes on
-// the cluster thread and only queues; everything else runs on the connection's thread. Lives as long as
-// the dispatcher or a posted function holds it.
+// Carries one request from the dispatcher's updates to its client, streamed or whole. on_update()
+// comes on the cluster thread and only queues; everything else runs on the connection's thread.
+// Lives as long as the dispatcher or a posted function holds it.
 class Generation final : public AnswerSink, public std::enable_shared_from_this<Generation> {
  public:
   struct Deps {
@@ -63,13 +63,13 @@ class Generation final : public AnswerSink, public std::enable_shared_from_this<
   struct Choice {
     RequestId id;
     ChoiceStream stream;
-    bool begun = false;   // its first delta has been written
+    bool begun = false;  // its first delta has been written
     bool ended = false;
     bool scored = false;  // prompt scores have come
     std::vector<AnswerToken> scores;
     uint32_t cached_tokens = 0;
     std::optional<TimePoint> last_token;
-    ChoiceBody body;      // when not streaming
+    ChoiceBody body;  // when not streaming
   };
   // Updates that wait for the connection's thread; beyond it the client is given up.
   static constexpr size_t kMaxInbox = 8192;

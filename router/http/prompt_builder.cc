@@ -28,9 +28,10 @@ Result<std::string> cut_after_last_message(std::string rendered, const std::stri
   last.resize(end == last.npos ? 0 : end + 1);
   const size_t at = last.empty() ? rendered.npos : rendered.rfind(last);
   if (at == rendered.npos) {
-    return fail(ErrorCode::kInvalidArgument,
-                "continue_final_message: the last message's content does not appear in the rendered prompt",
-                "continue_final_message");
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "continue_final_message: the last message's content does not appear in the rendered prompt",
+        "continue_final_message");
   }
   rendered.resize(at + last.size());
   return rendered;
@@ -50,7 +51,8 @@ PromptBuilder::PromptBuilder(std::shared_ptr<const text::Tokenizer> tokenizer,
 Result<std::string> PromptBuilder::render(const ChatPrompt& prompt) const {
   if (template_ == nullptr) {
     return fail(ErrorCode::kUnsupported,
-                "the model has no chat template: use /v1/completions, or add chat_template.jinja to its folder",
+                "the model has no chat template: use /v1/completions, or add chat_template.jinja "
+                "to its folder",
                 "messages");
   }
   text::ChatInput input;
@@ -79,11 +81,12 @@ Result<std::vector<TokenId>> PromptBuilder::text(std::string_view text, bool add
                                                  uint32_t context, std::string_view field) const {
   const size_t least = text.size() / (longest_token_ * kNormalisationSlack);
   if (context != 0 && least > context) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("This model's maximum context length is {} tokens; {} holds at least {}. "
-                            "Send a shorter prompt",
-                            context, field, least),
-                std::string(field));
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("This model's maximum context length is {} tokens; {} holds at least {}. "
+                    "Send a shorter prompt",
+                    context, field, least),
+        std::string(field));
   }
   text::EncodeOptions options;
   options.add_special_tokens = add_special_tokens;

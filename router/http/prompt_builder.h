@@ -21,14 +21,17 @@ class PromptBuilder {
   PromptBuilder(std::shared_ptr<const text::Tokenizer> tokenizer,
                 std::shared_ptr<const text::ChatTemplate> chat_template);
 
-  // Renders and tokenizes. Errors: the template's own words for what it refuses; `context` is only used
-  // to refuse texts that cannot fit before any time is spent on them. `field` is what errors name.
+  // Renders and tokenizes. Errors: the template's own words for what it refuses; `context` is only
+  // used to refuse texts that cannot fit before any time is spent on them. `field` is what errors
+  // name.
   [[nodiscard]] Result<std::vector<TokenId>> chat(const ChatPrompt& prompt, uint32_t context) const;
   [[nodiscard]] Result<std::vector<TokenId>> text(std::string_view text, bool add_special_tokens,
                                                   uint32_t context, std::string_view field) const;
   [[nodiscard]] Result<std::string> render(const ChatPrompt& prompt) const;
 
-  [[nodiscard]] const std::shared_ptr<const text::Tokenizer>& tokenizer() const { return tokenizer_; }
+  [[nodiscard]] const std::shared_ptr<const text::Tokenizer>& tokenizer() const {
+    return tokenizer_;
+  }
 
  private:
   std::shared_ptr<const text::Tokenizer> tokenizer_;

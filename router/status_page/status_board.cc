@@ -92,8 +92,8 @@ void append_node(std::string& out, const NodeStatus& n, std::string_view state) 
 
 void append_transfers(std::string& out, const ClusterSnapshot& s) {
   const DispatchCounters& c = s.counters;
-  out += fmt::format("\"transfers\":{{\"count\":{},\"raw_bytes\":{},\"wire_bytes\":{},", c.transfers,
-                     c.transfer_raw_bytes, c.transfer_wire_bytes);
+  out += fmt::format("\"transfers\":{{\"count\":{},\"raw_bytes\":{},\"wire_bytes\":{},",
+                     c.transfers, c.transfer_raw_bytes, c.transfer_wire_bytes);
   append_field(out, "seconds", c.transfer_seconds);
   out += ',';
   append_ratio(out, "exposed_ratio", c.transfer_exposed_seconds, c.prefill_compute_seconds);
@@ -103,8 +103,9 @@ void append_transfers(std::string& out, const ClusterSnapshot& s) {
     out += "null";
   } else {
     // A prefill node is the one that chose the lanes to its peers.
-    const auto sender = std::find_if(s.nodes.begin(), s.nodes.end(),
-                                     [](const NodeStatus& n) { return n.role == NodeRole::kPrefill; });
+    const auto sender = std::find_if(s.nodes.begin(), s.nodes.end(), [](const NodeStatus& n) {
+      return n.role == NodeRole::kPrefill;
+    });
     append_json_string(out, (sender == s.nodes.end() ? s.nodes.front() : *sender).transport_detail);
   }
   out += '}';
@@ -113,7 +114,8 @@ void append_transfers(std::string& out, const ClusterSnapshot& s) {
 }  // namespace
 
 void LatencyBuckets::observe(double seconds) {
-  const double position = seconds <= kFirstBucket ? 0 : std::log(seconds / kFirstBucket) / kLogStep + 1;
+  const double position =
+      seconds <= kFirstBucket ? 0 : std::log(seconds / kFirstBucket) / kLogStep + 1;
   const auto bucket = static_cast<size_t>(std::clamp(position, 0.0, double{kBuckets - 1}));
   counts_[bucket].fetch_add(1, std::memory_order_relaxed);
 }
@@ -224,9 +226,10 @@ std::string StatusBoard::json(const ClusterSnapshot& s, uint32_t max_context) co
   append_field(out, "id", model_id_);
   out += fmt::format(",\"max_context\":{}}},", max_context);
   out += fmt::format(
-      "\"requests\":{{\"running\":{},\"total\":{},\"failed\":{},\"failovers\":{},\"retries\":{},\"resumes\":{}}},",
-      s.running, requests.load(), requests_failed.load(), s.counters.failovers_local, s.counters.retries,
-      s.counters.resumes);
+      "\"requests\":{{\"running\":{},\"total\":{},\"failed\":{},\"failovers\":{},\"retries\":{},"
+      "\"resumes\":{}}},",
+      s.running, requests.load(), requests_failed.load(), s.counters.failovers_local,
+      s.counters.retries, s.counters.resumes);
   out += fmt::format("\"queues\":{{\"prefill\":{{\"depth\":{},\"capacity\":{},", s.queue_depth,
                      s.queue_capacity);
   append_field(out, "oldest_seconds", s.queue_oldest_seconds);

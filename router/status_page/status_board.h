@@ -32,7 +32,8 @@ class LatencyBuckets {
 };
 
 // What the status page shows: the latest snapshot, and three minutes of latencies and rates in
-// steps of a second. record() functions: any thread. sample(): the cluster thread. json(): any thread.
+// steps of a second. record() functions: any thread. sample(): the cluster thread. json(): any
+// thread.
 class StatusBoard {
  public:
   StatusBoard(const Clock& clock, std::string model_id, std::string version);
@@ -40,7 +41,7 @@ class StatusBoard {
   LatencyBuckets ttft, itl, e2e, prefill_to_decode;
   std::atomic<uint64_t> prompt_tokens{0};  // of finished prefills
   std::atomic<uint64_t> output_tokens{0};
-  std::atomic<uint64_t> requests{0};       // HTTP requests that generate, answered
+  std::atomic<uint64_t> requests{0};  // HTTP requests that generate, answered
   std::atomic<uint64_t> requests_failed{0};
 
   // Once a second.

@@ -25,8 +25,9 @@ LogprobEntry make_entry(const text::Tokenizer& tokenizer, const AnswerToken& tok
 }  // namespace
 
 uint32_t count_characters(std::string_view text) {
-  return static_cast<uint32_t>(std::count_if(
-      text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0U) != 0x80U; }));
+  return static_cast<uint32_t>(std::count_if(text.begin(), text.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xc0U) != 0x80U;
+  }));
 }
 
 ChoiceStream::ChoiceStream(std::shared_ptr<const text::Tokenizer> tokenizer, StreamOptions options)
@@ -77,9 +78,11 @@ void ChoiceStream::finish(FinishKind kind, StreamDelta& delta) {
 void ChoiceStream::release(StreamDelta& delta, bool at_end) {
   while (!pending_.empty()) {
     const Pending& p = pending_.front();
-    // At the end nothing more will be released: a token stays if any of its text did, or if it has none.
+    // At the end nothing more will be released: a token stays if any of its text did, or if it has
+    // none.
     const bool whole = p.end <= released_;
-    const bool begun = at_end && (p.start < released_ || (p.start == p.end && p.start <= released_));
+    const bool begun =
+        at_end && (p.start < released_ || (p.start == p.end && p.start <= released_));
     if (!whole && !begun) break;
     delta.logprobs.push_back(std::move(pending_.front().entry));
     pending_.pop_front();

@@ -37,8 +37,8 @@ struct StreamDelta {
   [[nodiscard]] bool empty() const { return text.empty() && logprobs.empty() && !finish; }
 };
 
-// One choice on its way from tokens to text. Whether it is streamed or not, the joined deltas are the
-// same. Belongs to one connection's thread.
+// One choice on its way from tokens to text. Whether it is streamed or not, the joined deltas are
+// the same. Belongs to one connection's thread.
 class ChoiceStream {
  public:
   ChoiceStream(std::shared_ptr<const text::Tokenizer> tokenizer, StreamOptions options);
@@ -59,17 +59,18 @@ class ChoiceStream {
     size_t end;
   };
   void add_text(std::string_view piece, StreamDelta& delta);
-  // Moves the entries whose text lies within the first `released_` bytes; at the end, those that begin there.
+  // Moves the entries whose text lies within the first `released_` bytes; at the end, those that
+  // begin there.
   void release(StreamDelta& delta, bool at_end);
 
   std::shared_ptr<const text::Tokenizer> tokenizer_;
   text::IncrementalDetokenizer detokenizer_;
   StopMatcher stops_;
   const bool logprobs_;
-  std::string piece_;       // scratch
-  size_t decoded_ = 0;      // bytes that came out of the detokenizer
-  size_t released_ = 0;     // bytes handed out
-  uint32_t characters_;     // of the decoded text, for text_offset
+  std::string piece_;    // scratch
+  size_t decoded_ = 0;   // bytes that came out of the detokenizer
+  size_t released_ = 0;  // bytes handed out
+  uint32_t characters_;  // of the decoded text, for text_offset
   uint32_t tokens_ = 0;
   bool ended_ = false;
   std::deque<Pending> pending_;

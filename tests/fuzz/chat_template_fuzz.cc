@@ -35,8 +35,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   for (const std::string& conversation :
        {messages, std::string(R"([{"role":"user","content":"hi"}])")}) {
-    const auto text = (*chat)->render(
-        {.messages_json = conversation, .tools_json = tools, .kwargs_json = ""});
+    const auto text =
+        (*chat)->render({.messages_json = conversation, .tools_json = tools, .kwargs_json = ""});
     if (text) TANDEM_CHECK(tandem::is_valid_utf8(*text), "rendered text is not UTF-8");
   }
   return 0;

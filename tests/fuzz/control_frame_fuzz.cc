@@ -1,5 +1,5 @@
-// Bytes on the control port. The first byte chooses: a raw stream cut into pieces of that many bytes,
-// or (from 128 on) the payload of a good frame, so that the messages themselves are reached.
+// Bytes on the control port. The first byte chooses: a raw stream cut into pieces of that many
+// bytes, or (from 128 on) the payload of a good frame, so that the messages themselves are reached.
 #include <algorithm>
 #include <cstdint>
 #include <optional>
@@ -40,7 +40,8 @@ Outcome decode(std::string_view stream, size_t step) {
 
 void read_message(std::string_view payload) {
   tandem::control::ToRouter to_router;
-  if (to_router.ParseFromArray(payload.data(), static_cast<int>(payload.size())) && to_router.has_hello()) {
+  if (to_router.ParseFromArray(payload.data(), static_cast<int>(payload.size())) &&
+      to_router.has_hello()) {
     (void)tandem::check_hello(to_router.hello(), std::string(tandem::kNonceBytes, 'n'), "key");
     (void)tandem::check_hello(to_router.hello(), std::string(tandem::kNonceBytes, 'n'), "");
   }

@@ -1,12 +1,13 @@
-// Bytes on the HTTP port, sent to a real connection over a socket pair in pieces whose size the first
-// byte chooses. Whatever comes, the server answers in HTTP or closes, and hands on decent requests only.
+// Bytes on the HTTP port, sent to a real connection over a socket pair in pieces whose size the
+// first byte chooses. Whatever comes, the server answers in HTTP or closes, and hands on decent
+// requests only.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -29,7 +30,8 @@ constexpr uint64_t kMaxBody = 4096;
 void echo(HttpRequest request, HttpResponder responder) {
   TANDEM_CHECK(request.body.size() <= kMaxBody, "no body is over the limit");
   TANDEM_CHECK(tandem::is_valid_utf8(request.path), "paths are text");
-  for (const char c : request.path) TANDEM_CHECK(static_cast<unsigned char>(c) >= 0x20, "without control characters");
+  for (const char c : request.path)
+    TANDEM_CHECK(static_cast<unsigned char>(c) >= 0x20, "without control characters");
   if (request.method == "POST") {
     responder.start_stream(200, "text/plain");
     responder.write(request.body);
@@ -48,7 +50,8 @@ struct World {
     settings.max_body = tandem::ByteSize{kMaxBody};
     settings.max_header = tandem::ByteSize{4096};
     shared.emplace(
-        settings, [this](HttpRequest q, HttpResponder r) { router.handle(std::move(q), std::move(r)); },
+        settings,
+        [this](HttpRequest q, HttpResponder r) { router.handle(std::move(q), std::move(r)); },
         tandem::HttpServerDeps{clock, tandem::Logger(sink, tandem::LogLevel::kError), metrics});
   }
   tandem::HttpSettings settings;
@@ -62,7 +65,8 @@ struct World {
 void drain(int fd, std::string& out) {
   char buffer[16384];
   ssize_t n = 0;
-  while ((n = ::recv(fd, buffer, sizeof buffer, MSG_DONTWAIT)) > 0) out.append(buffer, static_cast<size_t>(n));
+  while ((n = ::recv(fd, buffer, sizeof buffer, MSG_DONTWAIT)) > 0)
+    out.append(buffer, static_cast<size_t>(n));
 }
 
 }  // namespace
@@ -83,7 +87,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   worker.serve(std::move(socket));
   std::string answer;
   while (!input.empty()) {
-    const ssize_t sent = ::send(peer.get(), input.data(), std::min(step, input.size()), MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t sent =
+        ::send(peer.get(), input.data(), std::min(step, input.size()), MSG_DONTWAIT | MSG_NOSIGNAL);
     loop.poll();
     drain(peer.get(), answer);
     if (sent <= 0) break;  // closed, or reading paused on what was sent ahead
@@ -95,6 +100,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   worker.close_all();
   loop.restart();
   loop.poll();
-  TANDEM_CHECK(world.shared->wait_until_none(tandem::Duration::zero()), "every connection is given back");
+  TANDEM_CHECK(world.shared->wait_until_none(tandem::Duration::zero()),
+               "every connection is given back");
   return 0;
 }

@@ -1,7 +1,7 @@
-// KV frames from an untrusted peer: the header parser, the reason texts, UCX addresses, and the receive
-// table behind them. Input: one mode byte, then frames as `u16 payload length | 72-byte header |
-// payload`. In modes with bit 0 the header is repaired (magic, version, checksums, generations), so that
-// mutations reach the checks behind the checksum.
+// KV frames from an untrusted peer: the header parser, the reason texts, UCX addresses, and the
+// receive table behind them. Input: one mode byte, then frames as `u16 payload length | 72-byte
+// header | payload`. In modes with bit 0 the header is repaired (magic, version, checksums,
+// generations), so that mutations reach the checks behind the checksum.
 #include <xxhash.h>
 
 #include <cstdint>
@@ -41,7 +41,8 @@ struct Arena {
   static constexpr size_t kGap = 32;
   std::vector<std::byte> bytes;
   size_t page_bytes;
-  explicit Arena(size_t page, size_t count) : bytes((page + kGap) * count + kGap, kGuard), page_bytes(page) {}
+  explicit Arena(size_t page, size_t count)
+      : bytes((page + kGap) * count + kGap, kGuard), page_bytes(page) {}
   std::span<std::byte> page(size_t i) {
     return std::span(bytes).subspan(kGap + i * (page_bytes + kGap), page_bytes);
   }
@@ -76,13 +77,20 @@ void feed(std::span<const std::byte> input, bool fix) {
   SendTable sends(deps, counters);
   Arena pages(kLayout.page_bytes(), size_t{kPages} * kLayout.layers);
   Arena tails(kLayout.tail_layout().page_bytes(), kLayout.layers);
-  ReceivePlan plan{.id = kTransfer, .sender = kPeer, .layout = kLayout, .pages = kPages,
+  ReceivePlan plan{.id = kTransfer,
+                   .sender = kPeer,
+                   .layout = kLayout,
+                   .pages = kPages,
                    .deadline = std::chrono::seconds(1)};
   plan.destination = [&](uint32_t layer, uint32_t i) { return pages.page(layer * kPages + i); };
   plan.tail_destination = [&](uint32_t layer) { return tails.page(layer); };
   TANDEM_CHECK(receives.open(plan).has_value(), "the plan is good");
-  const Status opened = sends.open({.id = kTransfer, .receiver = kPeer, .address = "peer",
-                                    .layout = kLayout, .pages = 0, .tail = false,
+  const Status opened = sends.open({.id = kTransfer,
+                                    .receiver = kPeer,
+                                    .address = "peer",
+                                    .layout = kLayout,
+                                    .pages = 0,
+                                    .tail = false,
                                     .deadline = std::chrono::seconds(1)});
   TANDEM_CHECK(opened.has_value(), "the spec is good");
 
@@ -103,7 +111,8 @@ void feed(std::span<const std::byte> input, bool fix) {
     if (parsed->kind == proto::KvFrameKind::kAck || parsed->kind == proto::KvFrameKind::kReject) {
       sends.deliver(*parsed, payload);
     } else if (const auto answer = receives.deliver(*parsed, payload)) {
-      TANDEM_CHECK(proto::parse_kv_header(answer->frame().header).has_value(), "answers are frames");
+      TANDEM_CHECK(proto::parse_kv_header(answer->frame().header).has_value(),
+                   "answers are frames");
     }
     pages.check();
     tails.check();

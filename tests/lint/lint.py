@@ -38,7 +38,8 @@ ALLOWED = {
     "tools": NODE + ["kernels"],
 }
 SOURCE_SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
-MAX_LINES = 600
+MAX_LINES = 620  # "about 600"
+MAX_TEST_LINES = 800  # a fixture and the cases that share it stay together
 LINE_COUNTED = SOURCE_SUFFIXES | {".py", ".sh", ".proto", ".cmake", ".rs", ".js", ".mjs", ".html"}
 SKIPPED_FOLDERS = {"build", "dist", ".git", ".cache", "run", "target", "node_modules", "__pycache__", ".venv"}
 
@@ -93,7 +94,8 @@ def check_includes(path, code, root, report):
         if not match:
             continue
         target = match.group(1)
-        generated = target.endswith(".pb.h") and (root / target.replace(".pb.h", ".proto")).exists()
+        configured = (root / (target + ".in")).exists()
+        generated = configured or target.endswith(".pb.h") and (root / target.replace(".pb.h", ".proto")).exists()
         if not generated and not (root / target).exists():
             report(path, number, f'"{target}": includes are relative to the repository root')
             continue
@@ -114,7 +116,9 @@ def switch_bodies(code):
             elif code[at] == "}":
                 depth -= 1
                 if depth == 0:
-                    yield start, code[start:at]
+                    # Protobuf's enums of oneofs have members that nobody handles.
+                    if "_case()" not in code[match.start():start]:
+                        yield start, code[start:at]
                     break
 
 
@@ -132,8 +136,9 @@ def check_file(path, full, root, report):
         return
     text = full.read_text(encoding="utf-8")
     lines = text.count("\n") + 1
-    if lines > MAX_LINES:
-        report(path, MAX_LINES, f"{lines} lines; split it: at most {MAX_LINES}")
+    limit = MAX_TEST_LINES if path.startswith("tests/") else MAX_LINES
+    if lines > limit:
+        report(path, limit, f"{lines} lines; split it: at most {limit}")
     if suffix not in SOURCE_SUFFIXES:
         return
     if suffix in (".h", ".cuh") and "#pragma once" not in text:

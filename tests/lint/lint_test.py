@@ -71,8 +71,9 @@ class Lint(unittest.TestCase):
         self.expect({"router/a.cc": enum.replace("E::kOne", "1")})
 
     def test_long_file(self):
-        self.expect({"router/a.cc": "\n" * 600}, "601 lines")
-        self.expect({"router/a.cc": "\n" * 599})
+        self.expect({"router/a.cc": "\n" * 620}, "621 lines")
+        self.expect({"router/a.cc": "\n" * 619, "tests/unit/a.cc": "\n" * 799})
+        self.expect({"tests/unit/a.cc": "\n" * 800}, "801 lines")
 
     def test_header_guard(self):
         self.expect({"router/a.h": "int x;\n"}, "#pragma once")

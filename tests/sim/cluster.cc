@@ -76,8 +76,7 @@ void Cluster::tick_router() {
 }
 
 control::Hello Cluster::hello_of(const Slot& slot) const {
-  const NodeOptions& o =
-      slot.role == control::ROLE_PREFILL ? options_.prefill : options_.decode;
+  const NodeOptions& o = slot.role == control::ROLE_PREFILL ? options_.prefill : options_.decode;
   control::Hello hello;
   hello.set_protocol_version(1);
   hello.set_role(slot.role);
@@ -115,8 +114,7 @@ void Cluster::start(const std::string& name) {
   ASSERT_EQ(slot.process, nullptr);
   const uint64_t generation = next_generation_++;
   if (slot.role == control::ROLE_PREFILL) {
-    slot.process =
-        std::make_unique<SimPrefill>(world, network, name, generation, options_.prefill);
+    slot.process = std::make_unique<SimPrefill>(world, network, name, generation, options_.prefill);
   } else {
     slot.process = std::make_unique<SimDecode>(world, network, name, generation, options_.decode);
   }
@@ -184,10 +182,9 @@ void Cluster::restart_router() {
   dispatcher_.reset();
   make_dispatcher();
   for (auto& [name, slot] : nodes_) {
-    world.after(world.draw(Duration{0}, milliseconds(5)),
-                [this, name = name, c = slot.connection] {
-                  if (nodes_.at(name).connection == c) disconnect(name, false);
-                });
+    world.after(world.draw(Duration{0}, milliseconds(5)), [this, name = name, c = slot.connection] {
+      if (nodes_.at(name).connection == c) disconnect(name, false);
+    });
   }
 }
 
@@ -225,11 +222,10 @@ void Cluster::to_router(const std::string& name, uint64_t connection, control::T
   Slot& slot = nodes_.at(name);
   if (slot.connection != connection) return;
   if (swallow_to_router && swallow_to_router(name, message)) return;
-  deliver(slot, slot.link.last_to_router,
-          [this, name, connection, message = std::move(message)] {
-            Slot& s = nodes_.at(name);
-            if (s.connection == connection && s.admitted) dispatcher_->on_message(s.handle, message);
-          });
+  deliver(slot, slot.link.last_to_router, [this, name, connection, message = std::move(message)] {
+    Slot& s = nodes_.at(name);
+    if (s.connection == connection && s.admitted) dispatcher_->on_message(s.handle, message);
+  });
 }
 
 uint64_t Cluster::submit(const LedgerRequest& request) {
@@ -305,8 +301,8 @@ void Cluster::expect_all_answers_right() {
     }
     EXPECT_EQ(a.ends, 1);
     EXPECT_EQ(a.tokens, whole);
-    const bool stopped = whole.size() < a.request.max_new_tokens &&
-                         a.request.prompt.size() + whole.size() < context;
+    const bool stopped =
+        whole.size() < a.request.max_new_tokens && a.request.prompt.size() + whole.size() < context;
     EXPECT_EQ(a.finish, stopped ? router::FinishKind::kStop : router::FinishKind::kLength);
   }
 }

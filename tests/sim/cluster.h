@@ -45,9 +45,9 @@ struct ClusterOptions {
   Duration control_max_delay = std::chrono::microseconds(400);
 };
 
-// The whole cluster in one thread and simulated time: the router's dispatcher, nodes with their real
-// schedulers and KV pools over a ledger engine, control links that keep order and lose everything when
-// they break, and a wire with faults.
+// The whole cluster in one thread and simulated time: the router's dispatcher, nodes with their
+// real schedulers and KV pools over a ledger engine, control links that keep order and lose
+// everything when they break, and a wire with faults.
 class Cluster final : private router::AnswerSink {
  public:
   explicit Cluster(const ClusterOptions& options);
@@ -63,9 +63,9 @@ class Cluster final : private router::AnswerSink {
   [[nodiscard]] size_t open() const;  // not ended, not cancelled
 
   // ---- faults
-  void crash(const std::string& node);           // process gone, connection closed
-  void start(const std::string& node);           // a new process of that name
-  void restart_router();                         // clients of the old one are forgotten
+  void crash(const std::string& node);                 // process gone, connection closed
+  void start(const std::string& node);                 // a new process of that name
+  void restart_router();                               // clients of the old one are forgotten
   void hold_link(const std::string& node, bool hold);  // messages both ways wait (half-open)
   // Asked for every message to a node; true swallows it.
   std::function<bool(const std::string& node, const control::ToNode&)> swallow_to_node;
@@ -78,7 +78,9 @@ class Cluster final : private router::AnswerSink {
   // Every answer equals that of a single node; everything ended exactly once; nothing is held.
   void expect_all_answers_right();
   void expect_nothing_leaked();
-  [[nodiscard]] std::string metrics(const std::string& node) { return this->node(node).metrics().exposition(); }
+  [[nodiscard]] std::string metrics(const std::string& node) {
+    return this->node(node).metrics().exposition();
+  }
 
   World world;
   SimNetwork network{world};

@@ -164,7 +164,7 @@ TEST_F(ClusterFailures, AFullPoolOfDeadLeasesClearsWithoutNewWork) {
   world().run_for(milliseconds(300));
   EXPECT_GE(decode().kv().usage().used, 14U);
   for (auto& [id, a] : cluster_->answers()) cluster_->cancel(id);  // unheard by the node
-  world().run_for(seconds(1));  // nothing but ticks
+  world().run_for(seconds(1));                                     // nothing but ticks
   EXPECT_EQ(decode().kv().usage().used, 0U);
   EXPECT_GE(metric(cluster_->metrics("decode-0"), "tandem_decode_leases_expired_total"), 2);
   cluster_->swallow_to_node = nullptr;

@@ -84,8 +84,8 @@ TEST(ClusterModelSim, GreedyAnswersEqualTheReferenceImplementation) {
 TEST(ClusterModelSim, EveryKvFormatGivesWhatOneEngineGivesWithIt) {
   const auto checkpoint = model::Checkpoint::open(TANDEM_MODELS "/chat-6m");
   ASSERT_TRUE(checkpoint) << checkpoint.error().to_string();
-  for (const auto format : {kv::KvFormat::kBf16, kv::KvFormat::kInt8, kv::KvFormat::kK8V4,
-                            kv::KvFormat::kInt4}) {
+  for (const auto format :
+       {kv::KvFormat::kBf16, kv::KvFormat::kInt8, kv::KvFormat::kK8V4, kv::KvFormat::kInt4}) {
     SCOPED_TRACE(kv::to_string(format));
     auto alone = testing::EngineHarness::create(**checkpoint, cpu_ops(DType::kBf16),
                                                 {.format = format, .max_rows = 512});

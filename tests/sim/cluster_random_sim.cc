@@ -1,5 +1,5 @@
-// Random schedules of everything that can happen, against invariants. The seed is printed with every
-// failure; TANDEM_SIM_SEED=N runs that one schedule alone.
+// Random schedules of everything that can happen, against invariants. The seed is printed with
+// every failure; TANDEM_SIM_SEED=N runs that one schedule alone.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -134,13 +134,13 @@ class Schedule {
 
   void make_trouble() {
     if (options_.real_inproc) {
-      cluster_.hub.set_fault_hook(transport::random_faults(
-          {.seed = world().draw(),
-           .drop = world().chance(0.3) ? 0.02 : 0,
-           .duplicate = world().chance(0.5) ? 0.2 : 0,
-           .corrupt = world().chance(0.3) ? 0.02 : 0,
-           .delay = world().chance(0.5) ? 0.5 : 0,
-           .max_delay = world().draw(Duration{1}, milliseconds(40))}));
+      cluster_.hub.set_fault_hook(
+          transport::random_faults({.seed = world().draw(),
+                                    .drop = world().chance(0.3) ? 0.02 : 0,
+                                    .duplicate = world().chance(0.5) ? 0.2 : 0,
+                                    .corrupt = world().chance(0.3) ? 0.02 : 0,
+                                    .delay = world().chance(0.5) ? 0.5 : 0,
+                                    .max_delay = world().draw(Duration{1}, milliseconds(40))}));
       return;
     }
     LinkFaults f;
@@ -181,7 +181,8 @@ class Schedule {
 
 TEST(ClusterRandomSim, EveryRequestEndsOnceWithTheRightTokensAndNothingLeaks) {
   const char* fixed = std::getenv("TANDEM_SIM_SEED");
-  const uint64_t base = fixed != nullptr ? std::strtoull(fixed, nullptr, 10) : std::random_device{}();
+  const uint64_t base =
+      fixed != nullptr ? std::strtoull(fixed, nullptr, 10) : std::random_device{}();
   for (int i = 0; i < (fixed != nullptr ? 1 : kSchedules); ++i) {
     const uint64_t seed = base + static_cast<uint64_t>(i);
     SCOPED_TRACE("TANDEM_SIM_SEED=" + std::to_string(seed));

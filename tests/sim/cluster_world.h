@@ -11,7 +11,8 @@
 
 namespace tandem::sim {
 
-// Simulated time and everything that is to happen in it. Single-threaded and deterministic for a seed.
+// Simulated time and everything that is to happen in it. Single-threaded and deterministic for a
+// seed.
 class World {
  public:
   explicit World(uint64_t seed) : random_(seed) {}
@@ -50,13 +51,15 @@ class World {
   std::function<void()> after_each;
 
   [[nodiscard]] uint64_t draw() { return random_(); }
-  [[nodiscard]] uint64_t draw(uint64_t low, uint64_t high) { return low + random_() % (high - low + 1); }
+  [[nodiscard]] uint64_t draw(uint64_t low, uint64_t high) {
+    return low + random_() % (high - low + 1);
+  }
   [[nodiscard]] bool chance(double p) {
     return std::uniform_real_distribution<double>(0, 1)(random_) < p;
   }
   [[nodiscard]] Duration draw(Duration low, Duration high) {
-    return low + Duration(static_cast<int64_t>(
-                     random_() % static_cast<uint64_t>((high - low).count() + 1)));
+    return low + Duration(static_cast<int64_t>(random_() %
+                                               static_cast<uint64_t>((high - low).count() + 1)));
   }
 
  private:

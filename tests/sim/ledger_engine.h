@@ -11,10 +11,11 @@
 
 namespace tandem::sim {
 
-// A stand-in for the model whose every token depends on every byte of KV that it should depend on. A
-// row's "KV" is its token id and position, written where the real kernels write; the next token is a
-// hash of what is read back through the block table, of the seed and of the position. A page that
-// was lost, overwritten, sent twice, sent for another request or freed too early changes the answer.
+// A stand-in for the model whose every token depends on every byte of KV that it should depend on.
+// A row's "KV" is its token id and position, written where the real kernels write; the next token
+// is a hash of what is read back through the block table, of the seed and of the position. A page
+// that was lost, overwritten, sent twice, sent for another request or freed too early changes the
+// answer.
 class LedgerEngine {
  public:
   LedgerEngine(uint32_t vocab, const engine::KvPages& pages) : vocab_(vocab), pages_(pages) {}
@@ -33,8 +34,8 @@ class LedgerEngine {
  private:
   void write(const engine::SequenceInput& input, uint32_t layer);
   [[nodiscard]] std::vector<TokenId> read(const engine::SequenceInput& input, uint32_t layer);
-  [[nodiscard]] std::byte* cell(const engine::SequenceInput& input, uint32_t layer, uint32_t position,
-                                bool open_page) const;
+  [[nodiscard]] std::byte* cell(const engine::SequenceInput& input, uint32_t layer,
+                                uint32_t position, bool open_page) const;
 
   uint32_t vocab_;
   engine::KvPages pages_;

@@ -17,7 +17,9 @@ constexpr auto kDecode = control::ROLE_DECODE;
 
 struct Pair : Cluster {
   explicit Pair(DispatchOptions options = {}, NodeOptions p = {}, NodeOptions d = {})
-      : Cluster(1, std::move(options)), prefill(add(kPrefill, "prefill-0", p)), decode(add(kDecode, "decode-0", d)) {}
+      : Cluster(1, std::move(options)),
+        prefill(add(kPrefill, "prefill-0", p)),
+        decode(add(kDecode, "decode-0", d)) {}
   FakeNode& prefill;
   FakeNode& decode;
 };
@@ -122,7 +124,8 @@ TEST(Dispatch, PastTheDeadlineTheDecodeNodePrefills) {
   std::vector<uint64_t> ids;
   for (int i = 0; i < 3; ++i) ids.push_back(c.submit(600, 4));
   c.run(seconds(5));
-  EXPECT_GE(c.dispatcher->counters().failovers_local + c.dispatcher->counters().local_predicted, 1U);
+  EXPECT_GE(c.dispatcher->counters().failovers_local + c.dispatcher->counters().local_predicted,
+            1U);
   c.settle(minutes(2));
   for (uint64_t id : ids) c.expect_right_answer(id);
   c.expect_no_leaks();
@@ -283,7 +286,8 @@ TEST(Failures, APrefillCrashTouchesOnlyItsOwnRequests) {
   c.expect_right_answer(decoding);
   c.expect_right_answer(prefilling);  // by local prefill
   EXPECT_EQ(c.decode.count(control::ToNode::kCancel), 1);
-  for (const NodeStatus& n : c.dispatcher->snapshot()->nodes) EXPECT_EQ(n.breaker, BreakerState::kClosed);
+  for (const NodeStatus& n : c.dispatcher->snapshot()->nodes)
+    EXPECT_EQ(n.breaker, BreakerState::kClosed);
   c.expect_no_leaks();
 }
 
@@ -386,7 +390,8 @@ TEST(Failures, RetriesAreBoundedAndTheErrorCarriesTheNodesWords) {  // failures.
   const uint64_t id = c.submit(100, 1);  // prefill only
   c.settle(minutes(1));
   ASSERT_TRUE(c.answer(id).error);
-  EXPECT_NE(c.answer(id).error->detail.find("out of luck"), std::string::npos) << c.answer(id).error->detail;
+  EXPECT_NE(c.answer(id).error->detail.find("out of luck"), std::string::npos)
+      << c.answer(id).error->detail;
   EXPECT_NE(c.answer(id).error->detail.find("node p"), std::string::npos);
   EXPECT_EQ(c.dispatcher->counters().retries, 2U);
 }
@@ -419,7 +424,8 @@ TEST(Nodes, AMismatchIsRefusedInPlainWords) {  // failures.md 17, 26
   other.hello.mutable_compatibility()->set_kv_block_tokens(32);
   const control::Welcome welcome = other.connect();
   EXPECT_FALSE(welcome.admitted());
-  EXPECT_NE(welcome.reason().find("KV block size is 32 on decode-1 but 16 on"), std::string::npos) << welcome.reason();
+  EXPECT_NE(welcome.reason().find("KV block size is 32 on decode-1 but 16 on"), std::string::npos)
+      << welcome.reason();
   FakeNode failed(c, kDecode, "decode-2");
   failed.hello.set_self_test_passed(false);
   EXPECT_FALSE(failed.connect().admitted());
@@ -466,7 +472,8 @@ TEST(Nodes, RepeatedPrefixesGoWhereTheyAre) {
     c.settle(seconds(2));
   }
   int used = 0;
-  for (const char* id : {"p0", "p1", "p2"}) used += c.find(id)->count(control::ToNode::kPrefill) > 0 ? 1 : 0;
+  for (const char* id : {"p0", "p1", "p2"})
+    used += c.find(id)->count(control::ToNode::kPrefill) > 0 ? 1 : 0;
   EXPECT_EQ(used, 1);
 }
 
@@ -483,13 +490,14 @@ TEST(Shutdown, DrainingRefusesNewRequestsAndFinishesOldOnes) {
   c.expect_right_answer(first);
 }
 
-// Everything at once: nodes crash (loudly and silently), come back, refuse, fail, lose and repeat; clients
-// leave. Whatever happens, an answer that ends well is the right one, every request ends once, and
-// nothing is left anywhere.
+// Everything at once: nodes crash (loudly and silently), come back, refuse, fail, lose and repeat;
+// clients leave. Whatever happens, an answer that ends well is the right one, every request ends
+// once, and nothing is left anywhere.
 TEST(Chaos, NoGapNoRepeatNoLeak) {
   uint64_t first = 1;
   uint64_t last = 25;
-  if (const char* seed = std::getenv("TANDEM_SIM_SEED")) first = last = std::strtoull(seed, nullptr, 10);
+  if (const char* seed = std::getenv("TANDEM_SIM_SEED"))
+    first = last = std::strtoull(seed, nullptr, 10);
   int good = 0;
   int bad = 0;
   for (uint64_t seed = first; seed <= last; ++seed) {
@@ -512,7 +520,8 @@ TEST(Chaos, NoGapNoRepeatNoLeak) {
     for (int round = 0; round < 120; ++round) {
       c.run(milliseconds(c.random() % 150));
       for (uint64_t i = c.random() % 3; i > 0; --i) {
-        ids.push_back(c.submit(1 + static_cast<uint32_t>(c.random() % 400), static_cast<uint32_t>(c.random() % 60)));
+        ids.push_back(c.submit(1 + static_cast<uint32_t>(c.random() % 400),
+                               static_cast<uint32_t>(c.random() % 60)));
       }
       if (!ids.empty() && c.chance(0.1)) {
         const uint64_t id = ids[c.random() % ids.size()];

@@ -116,7 +116,8 @@ void FakeNode::deliver_kv(const control::Prefill& order, uint32_t first_index, D
   cluster_.at(delay, [=, this] {
     if (!up || incarnation != incarnation_ || !running.contains(task.request_id())) return;
     running.erase(task.request_id());
-    const bool open = decode != nullptr && decode->up && decode->hello.generation() == decode_generation &&
+    const bool open = decode != nullptr && decode->up &&
+                      decode->hello.generation() == decode_generation &&
                       decode->reservations.contains(transfer);
     control::ToRouter message;
     if (!open) {
@@ -177,7 +178,8 @@ void FakeNode::on_prefill(const control::Prefill& order) {
       }
     }
     if (t.max_new_tokens() > 0) {
-      done.mutable_first()->set_id(token_at(t.sampling().seed(), static_cast<size_t>(t.tokens_size())));
+      done.mutable_first()->set_id(
+          token_at(t.sampling().seed(), static_cast<size_t>(t.tokens_size())));
     }
     if (t.max_new_tokens() <= 1) done.set_finish(control::FINISH_LENGTH);
     // The first token may come after what decode already makes of it.
@@ -190,7 +192,8 @@ void FakeNode::on_prefill(const control::Prefill& order) {
   });
 }
 
-void FakeNode::decode_from(uint64_t request, control::Task task, uint32_t first_index, Duration delay) {
+void FakeNode::decode_from(uint64_t request, control::Task task, uint32_t first_index,
+                           Duration delay) {
   (void)first_index;
   running[request] = std::move(task);
   if (options.silent_decode) return;
@@ -232,8 +235,12 @@ void FakeNode::receive(const control::ToNode& message) {
   if (!up) return;
   inbox.push_back(message);
   switch (message.message_case()) {
-    case control::ToNode::kReserve: on_reserve(message.reserve()); break;
-    case control::ToNode::kPrefill: on_prefill(message.prefill()); break;
+    case control::ToNode::kReserve:
+      on_reserve(message.reserve());
+      break;
+    case control::ToNode::kPrefill:
+      on_prefill(message.prefill());
+      break;
     case control::ToNode::kGenerate: {
       const control::Task& task = message.generate().task();
       control::ToRouter admitted;
@@ -254,30 +261,31 @@ void FakeNode::receive(const control::ToNode& message) {
       reservations.clear();
       break;
     }
-    default: break;
+    default:
+      break;
   }
 }
 
 Cluster::Cluster(uint64_t seed, DispatchOptions options) : random(seed) {
   options.generation = 7;
-  dispatcher = std::make_unique<Dispatcher>(
-      Dispatcher::Deps{
-          .clock = clock,
-          .policy = policy_,
-          .observer = *this,
-          .send =
-              [this](NodeHandle to, const control::ToNode& message) {
-                for (auto& [id, node] : nodes) {
-                  if (node->handle != to) continue;
-                  FakeNode* target = node.get();
-                  at(target->options.network, [target, to, message] {
-                    if (target->handle == to) target->receive(message);
-                  });
-                }
-              },
-          .close = [](NodeHandle) {},
-      },
-      std::move(options));
+  dispatcher =
+      std::make_unique<Dispatcher>(Dispatcher::Deps{
+                                       .clock = clock,
+                                       .policy = policy_,
+                                       .observer = *this,
+                                       .send =
+                                           [this](NodeHandle to, const control::ToNode& message) {
+                                             for (auto& [id, node] : nodes) {
+                                               if (node->handle != to) continue;
+                                               FakeNode* target = node.get();
+                                               at(target->options.network, [target, to, message] {
+                                                 if (target->handle == to) target->receive(message);
+                                               });
+                                             }
+                                           },
+                                       .close = [](NodeHandle) {},
+                                   },
+                                   std::move(options));
 }
 
 FakeNode& Cluster::add(control::Role role, const std::string& id, NodeOptions node_options) {
@@ -295,7 +303,8 @@ FakeNode* Cluster::find(const std::string& id) {
 
 uint64_t Cluster::submit(uint32_t prompt_tokens, uint32_t new_tokens) {
   TaskSpec spec;
-  for (uint32_t i = 0; i < prompt_tokens; ++i) spec.prompt.push_back(static_cast<TokenId>(random() % 1000));
+  for (uint32_t i = 0; i < prompt_tokens; ++i)
+    spec.prompt.push_back(static_cast<TokenId>(random() % 1000));
   spec.max_new_tokens = new_tokens;
   spec.seed = random();
   return submit(std::move(spec));
@@ -366,7 +375,8 @@ void Cluster::expect_no_leaks() {
   for (const NodeStatus& node : snapshot->nodes) EXPECT_EQ(node.open_requests, 0U) << node.id;
   for (const auto& [id, node] : nodes) {
     EXPECT_TRUE(node->running.empty()) << id << " holds " << node->running.size() << " requests";
-    EXPECT_TRUE(node->reservations.empty()) << id << " holds " << node->reservations.size() << " reservations";
+    EXPECT_TRUE(node->reservations.empty())
+        << id << " holds " << node->reservations.size() << " reservations";
   }
   for (const auto& [id, a] : client->answers) {
     EXPECT_LE(a.ends, 1) << "request " << id;

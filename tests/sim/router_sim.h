@@ -17,8 +17,8 @@
 
 namespace tandem::router::sim {
 
-// What the model would say: the token at an absolute position depends on seed and position alone, as the
-// counter-based sampler promises, so any node continues any answer.
+// What the model would say: the token at an absolute position depends on seed and position alone,
+// as the counter-based sampler promises, so any node continues any answer.
 [[nodiscard]] TokenId token_at(uint64_t seed, size_t position);
 
 // A client: collects its answer and checks that nothing follows the end.
@@ -60,8 +60,8 @@ class Cluster;
 class FakeNode {
  public:
   FakeNode(Cluster& cluster, control::Role role, std::string id);
-  control::Welcome connect();       // a new connection, a new generation
-  void crash(bool silently);        // silently: the connection stays open and mute (half-open)
+  control::Welcome connect();  // a new connection, a new generation
+  void crash(bool silently);   // silently: the connection stays open and mute (half-open)
   void receive(const control::ToNode& message);
   void heartbeat();
 
@@ -71,9 +71,9 @@ class FakeNode {
   bool up = false;
   bool draining = false;
   // What a leak would leave behind.
-  std::map<uint64_t, control::Task> running;          // request -> task in prefill, decode or reservation
-  std::map<uint64_t, uint64_t> reservations;          // transfer -> request
-  std::vector<control::ToNode> inbox;                 // everything that ever came
+  std::map<uint64_t, control::Task> running;  // request -> task in prefill, decode or reservation
+  std::map<uint64_t, uint64_t> reservations;  // transfer -> request
+  std::vector<control::ToNode> inbox;         // everything that ever came
   [[nodiscard]] int count(control::ToNode::MessageCase kind) const;
   // Sends to the router after `delay`, unless the node has crashed meanwhile.
   void send(const control::ToRouter& message, Duration delay);

@@ -9,8 +9,8 @@
 
 namespace tandem::sim {
 
-// A device that computes in simulated time: the forward pass (with its layer hook) happens somewhere
-// within the step's duration, so that messages and events fall before, into and after it.
+// A device that computes in simulated time: the forward pass (with its layer hook) happens
+// somewhere within the step's duration, so that messages and events fall before, into and after it.
 class SimExecutor final : public node::StepExecutor {
  public:
   using Cost = std::function<Duration(const node::StepJob&)>;
@@ -29,18 +29,18 @@ class SimExecutor final : public node::StepExecutor {
     const Duration cost = cost_(job);
     const Duration at = world_.draw(Duration{0}, cost);
     const TimePoint started = world_.now();
-    world_.after(at, [this, alive = alive_, job = std::move(job), started,
-                      rest = cost - at]() mutable {
-      if (!*alive) return;
-      node::StepResult result{.id = job.id, .outputs = {}, .started = started, .finished = {}};
-      result.outputs = step_(job.sequences, job.hook);
-      world_.after(rest, [this, alive, result = std::move(result)]() mutable {
-        if (!*alive) return;
-        open_ = false;
-        result.finished = world_.now();
-        sink(std::move(result));
-      });
-    });
+    world_.after(
+        at, [this, alive = alive_, job = std::move(job), started, rest = cost - at]() mutable {
+          if (!*alive) return;
+          node::StepResult result{.id = job.id, .outputs = {}, .started = started, .finished = {}};
+          result.outputs = step_(job.sequences, job.hook);
+          world_.after(rest, [this, alive, result = std::move(result)]() mutable {
+            if (!*alive) return;
+            open_ = false;
+            result.finished = world_.now();
+            sink(std::move(result));
+          });
+        });
     return true;
   }
 

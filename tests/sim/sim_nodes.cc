@@ -85,9 +85,10 @@ SimPrefill::SimPrefill(World& world, SimNetwork& network, std::string name, uint
                                       .transport = *transport_,
                                       .executor = *executor_,
                                       .metrics = registry_,
-                                      .send = [this](control::ToRouter m) {
-                                        if (to_router) to_router(std::move(m));
-                                      }},
+                                      .send =
+                                          [this](control::ToRouter m) {
+                                            if (to_router) to_router(std::move(m));
+                                          }},
       o));
 }
 
@@ -102,9 +103,10 @@ SimDecode::SimDecode(World& world, SimNetwork& network, std::string name, uint64
                                     .transport = *transport_,
                                     .executor = *executor_,
                                     .metrics = registry_,
-                                    .send = [this](control::ToRouter m) {
-                                      if (to_router) to_router(std::move(m));
-                                    }},
+                                    .send =
+                                        [this](control::ToRouter m) {
+                                          if (to_router) to_router(std::move(m));
+                                        }},
       o));
 }
 

@@ -118,7 +118,9 @@ Status SimTransport::post_pages(TransferId id, uint32_t layer, uint32_t first_pa
     return fail(ErrorCode::kTransport, "could not post");
   }
   for (uint32_t i = 0; i < pages.size(); ++i) {
-    TANDEM_TRY(post(id, Frame{.layer = layer, .page = first_page + i, .kind = Frame::Kind::kPage,
+    TANDEM_TRY(post(id, Frame{.layer = layer,
+                              .page = first_page + i,
+                              .kind = Frame::Kind::kPage,
                               .bytes = pages[i]}));
     Send& send = sends_.at(id);
     send.raw += send.spec.layout.bf16_block_bytes() / send.spec.layout.layers;

@@ -17,10 +17,11 @@ class SimTransport;
 
 struct LinkFaults {
   Duration min_delay = std::chrono::microseconds(20);
-  Duration max_delay = std::chrono::microseconds(200);  // frames overtake each other within this range
-  double lose = 0;       // a frame that never arrives: the transfer runs into its deadline
-  double corrupt = 0;    // arrives, but its checksum does not hold
-  double duplicate = 0;  // arrives twice
+  Duration max_delay =
+      std::chrono::microseconds(200);  // frames overtake each other within this range
+  double lose = 0;         // a frame that never arrives: the transfer runs into its deadline
+  double corrupt = 0;      // arrives, but its checksum does not hold
+  double duplicate = 0;    // arrives twice
   double refuse_post = 0;  // post_pages() fails on the sender
 };
 
@@ -33,8 +34,8 @@ class SimNetwork {
   std::map<std::string, SimTransport*> endpoints;  // by address
 };
 
-// The Transport contract in simulated time. A sender's pages are read when a frame *arrives*, so pages
-// that change or are reused before the final event show up as wrong KV at the receiver.
+// The Transport contract in simulated time. A sender's pages are read when a frame *arrives*, so
+// pages that change or are reused before the final event show up as wrong KV at the receiver.
 class SimTransport final : public transport::Transport {
  public:
   SimTransport(SimNetwork& network, std::string address, Generation generation);

@@ -8,8 +8,8 @@ namespace {
 
 constexpr uint32_t kTokens = kv::kBlockTokens;
 constexpr uint32_t kPartition = cpu::kPartitionKeys;
-// Queries of a tile share the conversion of keys and values to float; 32 tokens times the group make
-// that a few percent of the work and still leave enough tiles for the threads.
+// Queries of a tile share the conversion of keys and values to float; 32 tokens times the group
+// make that a few percent of the work and still leave enough tiles for the threads.
 constexpr uint32_t kTileTokens = 32;
 // Sharing partitions costs a merge per row and partition: only for tiles of few rows.
 constexpr int64_t kSharedRows = 64;
@@ -24,7 +24,14 @@ AttentionRunner::AttentionRunner(ThreadPool& pool, const cpu::KernelTable& kerne
 void AttentionRunner::run(const StepView& step, uint32_t layer, const AttentionShape& shape,
                           Activation qkv, const KvPages& kv, const KvWriter& writer,
                           Activation out) {
-  const Job job{step,   layer, shape, qkv, kv, writer, out, shape.heads / shape.kv_heads,
+  const Job job{step,
+                layer,
+                shape,
+                qkv,
+                kv,
+                writer,
+                out,
+                shape.heads / shape.kv_heads,
                 cpu::value_stride(shape.head_dim)};
   plan(job);
   share_partitions(job);
@@ -48,8 +55,8 @@ void AttentionRunner::run(const StepView& step, uint32_t layer, const AttentionS
 }
 
 void AttentionRunner::plan(const Job& job) {
-  // A layout with a tail shows a query its own page exactly and others as stored: then the queries of
-  // a tile share one page.
+  // A layout with a tail shows a query its own page exactly and others as stored: then the queries
+  // of a tile share one page.
   const uint32_t align = job.kv.layout.needs_tail() ? kTokens : kTileTokens;
   tiles_.clear();
   for (uint32_t s = 0; s < job.step.sequences.size(); ++s) {
@@ -115,8 +122,8 @@ void AttentionRunner::run_tile(const Job& job, const Tile& tile, Scratch& scratc
 void AttentionRunner::run_part(const Job& job, const Tile& tile, uint32_t partition,
                                Scratch& scratch) {
   const int64_t n = rows(job, tile);
-  float* memory = parts_.data() + tile.part +
-                  (partition - tile.first_partition) * part_floats(n, job.stride);
+  float* memory =
+      parts_.data() + tile.part + (partition - tile.first_partition) * part_floats(n, job.stride);
   std::fill_n(memory, n, -INFINITY);
   std::fill_n(memory + n, n * (1 + job.stride), 0.0F);
   gather_queries(job, tile, scratch);

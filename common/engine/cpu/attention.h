@@ -10,10 +10,10 @@
 
 namespace tandem::engine {
 
-// Causal attention over paged KV. Keys are taken in partitions of kPartitionKeys at fixed positions,
-// each attended to from an empty state and merged in order, so a query's result is the same whether
-// one thread walks over all partitions (prefill) or several share them (decode on a long context).
-// Device thread only; keeps scratch between calls.
+// Causal attention over paged KV. Keys are taken in partitions of kPartitionKeys at fixed
+// positions, each attended to from an empty state and merged in order, so a query's result is the
+// same whether one thread walks over all partitions (prefill) or several share them (decode on a
+// long context). Device thread only; keeps scratch between calls.
 class AttentionRunner {
  public:
   AttentionRunner(ThreadPool& pool, const cpu::KernelTable& kernels);

@@ -84,8 +84,8 @@ class CpuOps final : public Ops {
       std::span<const model::HostTensor* const> down) override;
 
   Result<Activation> allocate(int64_t rows, int64_t cols) override {
-    TANDEM_ASSIGN(std::byte* data,
-                  arena_.allocate(static_cast<size_t>(rows) * static_cast<size_t>(cols) * sizeof(float)));
+    TANDEM_ASSIGN(std::byte * data, arena_.allocate(static_cast<size_t>(rows) *
+                                                    static_cast<size_t>(cols) * sizeof(float)));
     return Activation{data, rows, cols};
   }
 
@@ -192,13 +192,14 @@ uint32_t usable_cpus() {
 
 Result<std::unique_ptr<Ops>> create_cpu_ops(const CpuOptions& options) {
   if (options.weights != DType::kF32 && options.weights != DType::kBf16)
-    return fail(ErrorCode::kUnsupported, "the CPU engine keeps weights as float32 or bfloat16, not " +
-                                             std::string(to_string(options.weights)));
+    return fail(ErrorCode::kUnsupported,
+                "the CPU engine keeps weights as float32 or bfloat16, not " +
+                    std::string(to_string(options.weights)));
   const cpu::CpuIsa isa = options.isa.value_or(cpu::best_isa());
   if (std::ranges::count(cpu::supported_isas(), isa) == 0)
-    return fail(ErrorCode::kUnsupported, "this machine does not run " +
-                                             std::string(cpu::to_string(isa)) + " kernels; its best are " +
-                                             std::string(cpu::to_string(cpu::best_isa())));
+    return fail(ErrorCode::kUnsupported,
+                "this machine does not run " + std::string(cpu::to_string(isa)) +
+                    " kernels; its best are " + std::string(cpu::to_string(cpu::best_isa())));
   uint32_t threads = options.threads;
   if (threads == 0)
     threads = options.cpus.empty() ? usable_cpus() : static_cast<uint32_t>(options.cpus.size());

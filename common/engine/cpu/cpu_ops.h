@@ -24,8 +24,8 @@ struct CpuOptions {
 };
 
 // Starts the threads. The first thread that calls an op is the device thread from then on: it leads
-// the pool, and is pinned to cpus[0]. Activations are float32. A row's results depend neither on the
-// number of threads nor on which other rows share a step.
+// the pool, and is pinned to cpus[0]. Activations are float32. A row's results depend neither on
+// the number of threads nor on which other rows share a step.
 [[nodiscard]] Result<std::unique_ptr<Ops>> create_cpu_ops(const CpuOptions& options);
 
 }  // namespace tandem::engine

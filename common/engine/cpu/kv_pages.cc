@@ -21,11 +21,16 @@ const float* qkv_row(const SequenceView& sequence, uint32_t position, Activation
 KvElements kv_elements(kv::KvFormat format) {
   using cpu::KvElement;
   switch (format) {
-    case kv::KvFormat::kF32: return {KvElement::kF32, KvElement::kF32};
-    case kv::KvFormat::kBf16: return {KvElement::kBf16, KvElement::kBf16};
-    case kv::KvFormat::kInt8: return {KvElement::kInt8, KvElement::kInt8};
-    case kv::KvFormat::kK8V4: return {KvElement::kInt8, KvElement::kInt4};
-    case kv::KvFormat::kInt4: return {KvElement::kInt4, KvElement::kInt4};
+    case kv::KvFormat::kF32:
+      return {KvElement::kF32, KvElement::kF32};
+    case kv::KvFormat::kBf16:
+      return {KvElement::kBf16, KvElement::kBf16};
+    case kv::KvFormat::kInt8:
+      return {KvElement::kInt8, KvElement::kInt8};
+    case kv::KvFormat::kK8V4:
+      return {KvElement::kInt8, KvElement::kInt4};
+    case kv::KvFormat::kInt4:
+      return {KvElement::kInt4, KvElement::kInt4};
   }
   TANDEM_CHECK(false, "KV format outside its enumeration");
   return {};
@@ -52,7 +57,8 @@ void KvWriter::write(const StepView& step, uint32_t layer, const QkvParams& para
     const SequenceView& sequence = step.sequences[s];
     if (sequence.rows == 0) continue;
     const uint32_t last = (sequence.start + sequence.rows - 1) / kTokens;
-    for (uint32_t page = sequence.start / kTokens; page <= last; ++page) items_.push_back({s, page});
+    for (uint32_t page = sequence.start / kTokens; page <= last; ++page)
+      items_.push_back({s, page});
   }
   if (kv.layout.needs_tail()) keep_tails(job);
   pool_.split(static_cast<int64_t>(items_.size()), 1, [&](uint32_t, int64_t begin, int64_t end) {
@@ -139,7 +145,8 @@ void KvWriter::seal_page(const Job& job, const Item& item) const {
     const std::byte* head = exact_head(job.step, item.sequence, job.layer, item.page, h, columns,
                                        job.qkv, job.kv, scratch.data());
     kernels_.kv.load_values(exact.key, head, columns.head_dim, kTokens, rows.data());
-    kernels_.kv.store_keys_int4(rows.data(), stride, columns.head_dim, key_section(layout, page, h));
+    kernels_.kv.store_keys_int4(rows.data(), stride, columns.head_dim,
+                                key_section(layout, page, h));
     kernels_.kv.load_values(exact.value, head + tail.k_section_bytes(), columns.head_dim, kTokens,
                             rows.data());
     for (int64_t t = 0; t < kTokens; ++t)

@@ -43,8 +43,8 @@ class KvWriter {
   void write(const StepView& step, uint32_t layer, const QkvParams& params, const float* q_norm,
              const float* k_norm, Activation qkv, const KvPages& kv);
 
-  // Layouts with a tail: one head of page `page` as the queries in it see it, in the tail layout (its
-  // K section, then its V section). Points into the tail page, or is put together in `scratch`
+  // Layouts with a tail: one head of page `page` as the queries in it see it, in the tail layout
+  // (its K section, then its V section). Points into the tail page, or is put together in `scratch`
   // (tail_layout().head_bytes()) when the step has filled the page.
   [[nodiscard]] const std::byte* exact_head(const StepView& step, size_t sequence, uint32_t layer,
                                             uint32_t page, uint32_t head, const QkvColumns& columns,
@@ -74,7 +74,8 @@ class KvWriter {
   ThreadPool& pool_;
   const cpu::KernelTable& kernels_;
   std::vector<Item> items_;
-  // Tail pages as they were before the step, of sequences that fill their open page and open another.
+  // Tail pages as they were before the step, of sequences that fill their open page and open
+  // another.
   std::vector<std::byte> kept_;
   std::vector<int64_t> kept_at_;  // per sequence: offset into kept_, or -1
 };

@@ -7,11 +7,11 @@
 namespace tandem::engine {
 namespace {
 
-// Up to here every thread prepares all rows for itself, which is cheaper than waiting for each other,
-// and panels are handed out one by one. Such steps are bound by reading the weights.
+// Up to here every thread prepares all rows for itself, which is cheaper than waiting for each
+// other, and panels are handed out one by one. Such steps are bound by reading the weights.
 constexpr int64_t kNarrowRows = 16;
-// A wide block: its weights (8 panels of 1.5k inputs: 400 KB of bf16) and its activations (128 rows:
-// as much again) fit a 1 MiB L2 side by side.
+// A wide block: its weights (8 panels of 1.5k inputs: 400 KB of bf16) and its activations (128
+// rows: as much again) fit a 1 MiB L2 side by side.
 constexpr int64_t kBlockRows = 128;
 constexpr int64_t kBlockPanels = 8;
 // Raw results of a block, gate and up side by side.
@@ -32,17 +32,17 @@ LinearRunner::LinearRunner(ThreadPool& pool, const cpu::KernelTable& kernels)
   for (Scratch& s : scratch_) s.sums.resize(static_cast<size_t>(kBlockRows * kSumsStride));
 }
 
-// Which projections take activations rounded to bf16. Over the 28 golden models the mean error of the
-// logits (0.0053 with bf16 weights alone) grows by 1 % when the input of gate | up is rounded, which is
-// half of all multiplications; by 39 % for q | k | v, whose error the softmax multiplies, and by 5 to
-// 12 % for the output, down and head projections.
+// Which projections take activations rounded to bf16. Over the 28 golden models the mean error of
+// the logits (0.0053 with bf16 weights alone) grows by 1 % when the input of gate | up is rounded,
+// which is half of all multiplications; by 39 % for q | k | v, whose error the softmax multiplies,
+// and by 5 to 12 % for the output, down and head projections.
 bool LinearRunner::rounds(const CpuLinear& weight, Epilogue epilogue) const {
   return weight.type == DType::kBf16 && epilogue == Epilogue::kSiluMul &&
          kernels_.linear.bf16_rounded != nullptr;
 }
 
-void LinearRunner::prepare(const LinearInput& in, int64_t row, const CpuLinear& weight,
-                           bool round, Scratch& scratch, std::byte* to) const {
+void LinearRunner::prepare(const LinearInput& in, int64_t row, const CpuLinear& weight, bool round,
+                           Scratch& scratch, std::byte* to) const {
   const float* x = in.row(row);
   if (in.norm != nullptr) {
     scratch.normed.resize(static_cast<size_t>(weight.in));
@@ -77,7 +77,8 @@ void LinearRunner::run_narrow(int64_t rows, const LinearInput& in, const CpuLine
   const size_t bytes = row_bytes(weight.in, round);
   const auto stride = static_cast<int64_t>(bytes / element_bytes(round));
   // About eight runs a thread: long enough to stream, short enough to end together.
-  const int64_t grain = std::clamp<int64_t>(panels / (8 * int64_t{pool_.threads()}), 1, kBlockPanels);
+  const int64_t grain =
+      std::clamp<int64_t>(panels / (8 * int64_t{pool_.threads()}), 1, kBlockPanels);
   for (Scratch& scratch : scratch_) scratch.prepared = false;
   pool_.stream(panels, grain, [&](uint32_t thread, int64_t begin, int64_t end) {
     Scratch& scratch = scratch_[thread];
@@ -141,7 +142,9 @@ void LinearRunner::multiply(const Activations& a, const CpuLinear& weight, const
   task.c = sums;
   task.c_stride = sums_stride;
   const cpu::LinearKernels& kernels = kernels_.linear;
-  (weight.type == DType::kF32 ? kernels.f32 : a.rounded ? kernels.bf16_rounded : kernels.bf16)(task);
+  (weight.type == DType::kF32 ? kernels.f32
+   : a.rounded                ? kernels.bf16_rounded
+                              : kernels.bf16)(task);
 }
 
 void LinearRunner::compute(const Activations& a, const CpuLinear& weight, const Block& block,
@@ -168,8 +171,7 @@ void LinearRunner::finish(const CpuLinear& weight, const LinearPart& part, const
   const int64_t count = std::min((end - part.panel_begin) * cpu::kPanel, part.out) - first;
   const int64_t column = part.out_begin + first;
   const float* bias = weight.bias == nullptr ? nullptr : weight.bias + column;
-  const auto apply =
-      out.epilogue == Epilogue::kAdd ? kernels_.rows.add : kernels_.rows.store;
+  const auto apply = out.epilogue == Epilogue::kAdd ? kernels_.rows.add : kernels_.rows.store;
   for (int64_t r = 0; r < block.rows; ++r)
     apply(sums + r * kSumsStride + (begin - block.panel_begin) * cpu::kPanel, bias, count,
           out.data + (block.row_begin + r) * out.stride + column);

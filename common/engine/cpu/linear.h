@@ -36,8 +36,9 @@ struct LinearOutput {
   int64_t stride = 0;
 };
 
-// y = x @ weight^T + bias for any number of rows, on all threads of the pool. A row's result does not
-// depend on the others: see kernels/cpu/kernels.h. Device thread only; keeps scratch between calls.
+// y = x @ weight^T + bias for any number of rows, on all threads of the pool. A row's result does
+// not depend on the others: see kernels/cpu/kernels.h. Device thread only; keeps scratch between
+// calls.
 class LinearRunner {
  public:
   LinearRunner(ThreadPool& pool, const cpu::KernelTable& kernels);
@@ -53,14 +54,14 @@ class LinearRunner {
   };
   struct Activations {
     const void* data = nullptr;
-    int64_t stride = 0;  // elements
+    int64_t stride = 0;    // elements
     bool rounded = false;  // bf16, else float
   };
   struct Scratch {
-    std::vector<float> normed;       // one row
-    std::vector<std::byte> rows;     // the few rows of the narrow path
-    bool prepared = false;           // `rows` holds those of the running call
-    std::vector<float> sums;         // a block's raw results
+    std::vector<float> normed;    // one row
+    std::vector<std::byte> rows;  // the few rows of the narrow path
+    bool prepared = false;        // `rows` holds those of the running call
+    std::vector<float> sums;      // a block's raw results
   };
 
   void run_narrow(int64_t rows, const LinearInput& in, const CpuLinear& weight,
@@ -75,14 +76,14 @@ class LinearRunner {
                 int64_t sums_stride) const;
   void compute(const Activations& a, const CpuLinear& weight, const Block& block, Scratch& scratch,
                const LinearOutput& out) const;
-  void finish(const CpuLinear& weight, const LinearPart& part, const Block& block, const float* sums,
-              const LinearOutput& out) const;
+  void finish(const CpuLinear& weight, const LinearPart& part, const Block& block,
+              const float* sums, const LinearOutput& out) const;
   void finish_silu(const CpuLinear& weight, const Block& block, const float* sums,
                    const LinearOutput& out) const;
 
   ThreadPool& pool_;
   const cpu::KernelTable& kernels_;
-  std::vector<Scratch> scratch_;      // per thread
+  std::vector<Scratch> scratch_;        // per thread
   std::vector<std::byte> activations_;  // all rows of the wide path
 };
 

@@ -90,8 +90,7 @@ void MoeRunner::choose(const float* logits, const MoeShape& shape, Choice* choic
       total += static_cast<double>(weights[order[s]]);
   }
   for (uint32_t s = 0; s < shape.experts_per_token; ++s)
-    choices[s] = {order[s],
-                  static_cast<float>(static_cast<double>(weights[order[s]]) / total)};
+    choices[s] = {order[s], static_cast<float>(static_cast<double>(weights[order[s]]) / total)};
 }
 
 }  // namespace tandem::engine

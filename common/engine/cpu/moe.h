@@ -10,8 +10,8 @@
 namespace tandem::engine {
 
 // Mixture of experts: routes each row to its experts, runs every expert once over all its rows, and
-// adds the results up per row in the order of expert numbers, so that a row's sum does not depend on
-// which other rows were routed. Device thread only; keeps scratch between calls.
+// adds the results up per row in the order of expert numbers, so that a row's sum does not depend
+// on which other rows were routed. Device thread only; keeps scratch between calls.
 class MoeRunner {
  public:
   MoeRunner(ThreadPool& pool, const cpu::KernelTable& kernels, LinearRunner& linear)
@@ -31,13 +31,13 @@ class MoeRunner {
   ThreadPool& pool_;
   const cpu::KernelTable& kernels_;
   LinearRunner& linear_;
-  std::vector<float> logits_;            // [rows, experts]
-  std::vector<Choice> choices_;          // [rows, experts_per_token]
-  std::vector<uint32_t> offsets_;        // [experts + 1] into members_
-  std::vector<uint32_t> members_;        // rows, grouped by expert
-  std::vector<uint32_t> places_;         // [rows, experts_per_token]: index into members_
-  std::vector<float> hidden_;            // [members, intermediate]
-  std::vector<float> results_;           // [members, H]
+  std::vector<float> logits_;      // [rows, experts]
+  std::vector<Choice> choices_;    // [rows, experts_per_token]
+  std::vector<uint32_t> offsets_;  // [experts + 1] into members_
+  std::vector<uint32_t> members_;  // rows, grouped by expert
+  std::vector<uint32_t> places_;   // [rows, experts_per_token]: index into members_
+  std::vector<float> hidden_;      // [members, intermediate]
+  std::vector<float> results_;     // [members, H]
 };
 
 }  // namespace tandem::engine

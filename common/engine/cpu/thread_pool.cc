@@ -40,9 +40,9 @@ Status pin(pthread_t thread, int cpu) {
   CPU_ZERO(&set);
   CPU_SET(static_cast<size_t>(cpu), &set);
   if (const int rc = pthread_setaffinity_np(thread, sizeof set, &set); rc != 0)
-    return fail(ErrorCode::kConfig, "cannot pin a compute thread to CPU " + std::to_string(cpu) +
-                                        ": " + std::strerror(rc) +
-                                        "; list CPUs this process may use (taskset -p)",
+    return fail(ErrorCode::kConfig,
+                "cannot pin a compute thread to CPU " + std::to_string(cpu) + ": " +
+                    std::strerror(rc) + "; list CPUs this process may use (taskset -p)",
                 "cpus");
   return {};
 }
@@ -57,11 +57,11 @@ long futex(std::atomic<uint32_t>& word, int operation, uint32_t value) {
 ThreadPool::ThreadPool(std::vector<int> cpus) : cpus_(std::move(cpus)) {}
 
 Result<std::unique_ptr<ThreadPool>> ThreadPool::create(uint32_t threads, std::vector<int> cpus) {
-  if (threads == 0)
-    return fail(ErrorCode::kConfig, "threads must be at least 1", "threads");
+  if (threads == 0) return fail(ErrorCode::kConfig, "threads must be at least 1", "threads");
   if (!cpus.empty() && cpus.size() != threads)
-    return fail(ErrorCode::kConfig, std::to_string(cpus.size()) + " CPUs are listed for " +
-                                        std::to_string(threads) + " threads: list one per thread",
+    return fail(ErrorCode::kConfig,
+                std::to_string(cpus.size()) + " CPUs are listed for " + std::to_string(threads) +
+                    " threads: list one per thread",
                 "cpus");
   for (const int cpu : cpus)
     if (cpu < 0 || cpu >= CPU_SETSIZE)
@@ -88,8 +88,8 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
-// The leader is whoever runs jobs; an error here was reported for the workers already, or the CPU has
-// been taken offline since, and the job must run either way.
+// The leader is whoever runs jobs; an error here was reported for the workers already, or the CPU
+// has been taken offline since, and the job must run either way.
 void ThreadPool::pin_leader() {
   const std::thread::id self = std::this_thread::get_id();
   if (self == leader_) return;

@@ -14,9 +14,9 @@ namespace tandem::engine {
 // workers, works itself and returns when all who joined are done. Workers serve nothing else.
 //
 // A job is claimed piece by piece, so it needs nobody in particular: a worker that is late, because
-// another process has its CPU, finds the job closed and is not waited for. Workers wait for the next
-// job by spinning for about the length of an operation, then by yielding, then asleep in the kernel;
-// a box with more runnable threads than CPUs therefore loses little to waiting.
+// another process has its CPU, finds the job closed and is not waited for. Workers wait for the
+// next job by spinning for about the length of an operation, then by yielding, then asleep in the
+// kernel; a box with more runnable threads than CPUs therefore loses little to waiting.
 //
 // run() is for one thread at a time. Destruction stops the workers; not during run().
 class ThreadPool {
@@ -61,8 +61,8 @@ class ThreadPool {
     });
   }
 
-  // run(), each thread on its own stretch of the pieces, front to back in runs of `grain`, and then on
-  // what others have left of theirs: memory is read in long streams. Same body as split().
+  // run(), each thread on its own stretch of the pieces, front to back in runs of `grain`, and then
+  // on what others have left of theirs: memory is read in long streams. Same body as split().
   template <typename Body>
   void stream(int64_t count, int64_t grain, Body&& body) {
     if (count <= grain || workers_.empty()) {

@@ -27,13 +27,14 @@ std::string shape_of(const model::HostTensor& t) {
 
 Status check_matrix(const model::HostTensor& t, int64_t in) {
   if (t.shape.size() != 2 || t.rows() <= 0 || t.cols() <= 0)
-    return fail(ErrorCode::kMismatch, "tensor '" + t.name + "' must be a matrix, its shape is " + shape_of(t));
+    return fail(ErrorCode::kMismatch,
+                "tensor '" + t.name + "' must be a matrix, its shape is " + shape_of(t));
   if (t.cols() != in)
     return fail(ErrorCode::kMismatch, "tensor '" + t.name + "' of shape " + shape_of(t) +
                                           " must have " + std::to_string(in) +
                                           " columns, as the one it is fused with");
-  const size_t need = static_cast<size_t>(t.rows()) *
-                      model::storage_bytes(t.type, static_cast<size_t>(t.cols()));
+  const size_t need =
+      static_cast<size_t>(t.rows()) * model::storage_bytes(t.type, static_cast<size_t>(t.cols()));
   if (t.bytes.size() < need)
     return fail(ErrorCode::kCorruptData, "tensor '" + t.name + "' holds " +
                                              std::to_string(t.bytes.size()) + " bytes, its shape " +
@@ -63,8 +64,8 @@ Result<std::byte*> CpuArena::allocate(size_t bytes) {
     return fail(ErrorCode::kResourceExhausted, "cannot map " + std::to_string(mapped) +
                                                    " bytes for weights: " + std::strerror(errno));
   auto* start = static_cast<std::byte*>(raw);
-  const size_t head = round_up(reinterpret_cast<uintptr_t>(start), kHugePage) -
-                      reinterpret_cast<uintptr_t>(start);
+  const size_t head =
+      round_up(reinterpret_cast<uintptr_t>(start), kHugePage) - reinterpret_cast<uintptr_t>(start);
   if (head != 0) munmap(start, head);
   if (head != kHugePage) munmap(start + head + mapped, kHugePage - head);
   // Advice only: without huge pages everything works, a little slower.
@@ -98,10 +99,11 @@ Result<const float*> WeightLoader::bias(std::span<const model::HostTensor* const
                                         const CpuLinear& weight) {
   if (std::ranges::all_of(biases, [](const auto* b) { return b == nullptr; })) return nullptr;
   if (biases.size() != weight.parts.size())
-    return fail(ErrorCode::kInternal, "a fused projection of " + std::to_string(weight.parts.size()) +
-                                          " parts was given " + std::to_string(biases.size()) +
-                                          " biases");
-  TANDEM_ASSIGN(std::byte* memory, arena_.allocate(static_cast<size_t>(weight.out) * sizeof(float)));
+    return fail(ErrorCode::kInternal,
+                "a fused projection of " + std::to_string(weight.parts.size()) +
+                    " parts was given " + std::to_string(biases.size()) + " biases");
+  TANDEM_ASSIGN(std::byte * memory,
+                arena_.allocate(static_cast<size_t>(weight.out) * sizeof(float)));
   auto* values = reinterpret_cast<float*>(memory);
   for (size_t i = 0; i < biases.size(); ++i) {
     if (biases[i] == nullptr) continue;
@@ -131,9 +133,9 @@ Result<std::unique_ptr<CpuLinear>> WeightLoader::linear(
     weight->panel_count += panels;
     weight->out += part->rows();
   }
-  weight->panel_bytes = static_cast<size_t>(type == DType::kF32
-                                                ? 4 * cpu::panel_elements_f32(weight->in)
-                                                : 2 * cpu::panel_elements_bf16(weight->in));
+  weight->panel_bytes =
+      static_cast<size_t>(type == DType::kF32 ? 4 * cpu::panel_elements_f32(weight->in)
+                                              : 2 * cpu::panel_elements_bf16(weight->in));
   const size_t total = weight->panel_bytes * static_cast<size_t>(weight->panel_count);
   TANDEM_ASSIGN(weight->panels, arena_.allocate(total));
   bytes_ += total;
@@ -145,8 +147,9 @@ Result<std::unique_ptr<CpuLinear>> WeightLoader::linear(
 Result<const float*> WeightLoader::vector(const model::HostTensor& values) {
   const auto n = static_cast<size_t>(values.elements());
   if (values.shape.size() > 1 || n == 0)
-    return fail(ErrorCode::kMismatch, "tensor '" + values.name + "' must be a vector, its shape is " + shape_of(values));
-  TANDEM_ASSIGN(std::byte* memory, arena_.allocate(n * sizeof(float)));
+    return fail(ErrorCode::kMismatch,
+                "tensor '" + values.name + "' must be a vector, its shape is " + shape_of(values));
+  TANDEM_ASSIGN(std::byte * memory, arena_.allocate(n * sizeof(float)));
   auto* out = reinterpret_cast<float*>(memory);
   model::read_row(values, 0, std::span(out, n));
   bytes_ += n * sizeof(float);

@@ -14,8 +14,9 @@ namespace tandem::engine {
 
 class ThreadPool;
 
-// Memory that lives as long as the engine: weights and activations. Asks for huge pages, which keeps
-// the TLB out of the read stream. Never gives anything back before its end; device thread only.
+// Memory that lives as long as the engine: weights and activations. Asks for huge pages, which
+// keeps the TLB out of the read stream. Never gives anything back before its end; device thread
+// only.
 class CpuArena {
  public:
   CpuArena() = default;
@@ -43,8 +44,8 @@ struct LinearPart {
   int64_t out = 0;
 };
 
-// Packed panels (kernels/cpu/kernels.h). Each part of a fused projection is padded to whole panels, so
-// that gate and up panels with the same number belong together.
+// Packed panels (kernels/cpu/kernels.h). Each part of a fused projection is padded to whole panels,
+// so that gate and up panels with the same number belong together.
 class CpuLinear final : public LinearWeight {
  public:
   DType type = DType::kF32;

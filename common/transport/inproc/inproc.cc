@@ -36,7 +36,8 @@ struct InprocHub::Impl {
   explicit Impl(const Clock& c) : clock(c) {}
 
   const Clock& clock;
-  // Serializes deliveries and events; held while handlers run, so they must not destroy a transport.
+  // Serializes deliveries and events; held while handlers run, so they must not destroy a
+  // transport.
   std::recursive_mutex stepping;
   // Guards everything below; never held while a handler or a table runs.
   mutable std::mutex mutex;
@@ -101,8 +102,8 @@ class InprocTransport final : public Transport {
                     std::span<const std::span<const std::byte>> pages) override {
     if (pages.empty()) return {};
     TANDEM_TRY(checked(id, sends_.post_pages(id, layer, first_page, pages)));
-    const size_t step = std::clamp<size_t>(kTargetPayload / pages.front().size(), 1,
-                                           proto::kMaxKvFramePages);
+    const size_t step =
+        std::clamp<size_t>(kTargetPayload / pages.front().size(), 1, proto::kMaxKvFramePages);
     for (size_t at = 0; at < pages.size(); at += step) {
       const auto part = pages.subspan(at, std::min(step, pages.size() - at));
       TANDEM_TRY(post(id, [&](const FrameOrigin& origin) {
@@ -133,8 +134,8 @@ class InprocTransport final : public Transport {
       (checksum ? counters_.rejected_checksum : counters_.rejected_malformed).fetch_add(1);
       return;
     }
-    const bool answer = header->kind == proto::KvFrameKind::kAck ||
-                        header->kind == proto::KvFrameKind::kReject;
+    const bool answer =
+        header->kind == proto::KvFrameKind::kAck || header->kind == proto::KvFrameKind::kReject;
     if (answer) {
       sends_.deliver(*header, frame.payload);
     } else if (const auto reply = receives_.deliver(*header, frame.payload)) {
@@ -169,8 +170,9 @@ class InprocTransport final : public Transport {
     Frame frame = make(route->origin);
     sends_.count_frame(id, frame.wire_bytes());  // before the ack can come
     if (!hub_->send(address_, route->address, std::move(frame), true)) {
-      return checked(id, fail(ErrorCode::kQueueFull, "all " + std::to_string(limit_) +
-                                                         " frames of the send queue are in flight"));
+      return checked(
+          id, fail(ErrorCode::kQueueFull,
+                   "all " + std::to_string(limit_) + " frames of the send queue are in flight"));
     }
     return {};
   }
@@ -212,7 +214,8 @@ bool InprocHub::Impl::send(const std::string& from, const std::string& to, Frame
     frame.payload[frame.payload.size() / 2] ^= std::byte{1};
   }
   for (uint32_t copy = 0; copy < fault.copies; ++copy) {
-    frames.emplace(std::pair(clock.now() + fault.delay, next_sequence++), InFlight{from, to, frame});
+    frames.emplace(std::pair(clock.now() + fault.delay, next_sequence++),
+                   InFlight{from, to, frame});
     ++sender->second.in_flight;
   }
   posted.notify_one();
@@ -364,8 +367,8 @@ FaultHook random_faults(const RandomFaults& faults) {
     fault.copies = chance(faults.duplicate) ? 2 : 1;
     fault.corrupt_payload = chance(faults.corrupt);
     if (chance(faults.delay) && faults.max_delay > Duration::zero()) {
-      fault.delay = Duration(static_cast<Duration::rep>(
-          random() % static_cast<uint64_t>(faults.max_delay.count())));
+      fault.delay = Duration(
+          static_cast<Duration::rep>(random() % static_cast<uint64_t>(faults.max_delay.count())));
     }
     return fault;
   };

@@ -44,7 +44,8 @@ class InprocHub {
   InprocHub& operator=(const InprocHub&) = delete;
 
   // `name` is the transport's address in this hub; a second holder of a name replaces a dead first.
-  [[nodiscard]] std::unique_ptr<Transport> create(const std::string& name, const TransportDeps& deps);
+  [[nodiscard]] std::unique_ptr<Transport> create(const std::string& name,
+                                                  const TransportDeps& deps);
 
   // Sweeps every deadline, then does the next due action or delivers the next due frame. False when
   // nothing is due now.

@@ -37,8 +37,8 @@ std::string encode_ucx_address(const UcxAddress& address) {
 
 Result<UcxAddress> parse_ucx_address(std::string_view bytes) {
   const auto refuse = [](const char* why) {
-    return fail(ErrorCode::kInvalidArgument, "not the address of a ucx transport: " + std::string(why),
-                "address");
+    return fail(ErrorCode::kInvalidArgument,
+                "not the address of a ucx transport: " + std::string(why), "address");
   };
   if (bytes.size() < kFixed + sizeof(uint64_t)) return refuse("too short");
   if (!bytes.starts_with(kMagic)) return refuse("wrong magic or version");

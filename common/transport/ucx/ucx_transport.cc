@@ -30,8 +30,8 @@ constexpr std::string_view kDefaultTls = "posix,tcp,self";
 // Deadlines are swept this often while anything is open; otherwise the thread sleeps kIdleNap.
 constexpr Duration kTick = std::chrono::milliseconds(10);
 constexpr Duration kIdleNap = std::chrono::milliseconds(250);
-// After the last event the thread polls this long before it sleeps: the next layer's frames or an ack
-// often follow, and waking up costs more. Short, because nodes share their cores with compute.
+// After the last event the thread polls this long before it sleeps: the next layer's frames or an
+// ack often follow, and waking up costs more. Short, because nodes share their cores with compute.
 constexpr Duration kSpin = std::chrono::microseconds(30);
 // A full shared-memory queue raises no event when it drains, so with sends in flight the naps start
 // short and double while nothing happens.
@@ -79,7 +79,8 @@ Frame build(const Post& post, const FrameOrigin& origin) {
   if (const auto* p = std::get_if<PostPages>(&post)) {
     return make_data_frame(origin, p->layer, p->first_page, p->pages);
   }
-  if (const auto* p = std::get_if<PostTail>(&post)) return make_tail_frame(origin, p->layer, p->page);
+  if (const auto* p = std::get_if<PostTail>(&post))
+    return make_tail_frame(origin, p->layer, p->page);
   return make_commit_frame(origin, std::get<PostCommit>(post).commit);
 }
 
@@ -134,12 +135,13 @@ class UcxTransport final : public Transport {
                     std::span<const std::span<const std::byte>> pages) override {
     if (pages.empty()) return {};
     TANDEM_TRY(checked(id, sends_.post_pages(id, layer, first_page, pages)));
-    const size_t step = std::clamp<size_t>(kTargetPayload / pages.front().size(), 1,
-                                           proto::kMaxKvFramePages);
+    const size_t step =
+        std::clamp<size_t>(kTargetPayload / pages.front().size(), 1, proto::kMaxKvFramePages);
     for (size_t at = 0; at < pages.size(); at += step) {
       const auto part = pages.subspan(at, std::min(step, pages.size() - at));
-      TANDEM_TRY(post(id, PostPages{id, layer, first_page + static_cast<uint32_t>(at),
-                                    {part.begin(), part.end()}}));
+      TANDEM_TRY(post(
+          id, PostPages{
+                  id, layer, first_page + static_cast<uint32_t>(at), {part.begin(), part.end()}}));
     }
     return {};
   }
@@ -152,7 +154,8 @@ class UcxTransport final : public Transport {
     return post(id, PostCommit{id, std::move(commit)});
   }
   void cancel_send(TransferId id, std::string reason) override {
-    push(End{id, make_error(ErrorCode::kCancelled, std::move(reason)), proto::KvFrameKind::kCancel});
+    push(
+        End{id, make_error(ErrorCode::kCancelled, std::move(reason)), proto::KvFrameKind::kCancel});
   }
 
  private:
@@ -193,8 +196,9 @@ class UcxTransport final : public Transport {
         return {};
       }
     }
-    return checked(id, fail(ErrorCode::kQueueFull, "all " + std::to_string(limits_.max_queued_frames) +
-                                                       " places of the send queue are taken"));
+    return checked(id,
+                   fail(ErrorCode::kQueueFull, "all " + std::to_string(limits_.max_queued_frames) +
+                                                   " places of the send queue are taken"));
   }
 
   // ---- the UCX thread ----
@@ -206,7 +210,8 @@ class UcxTransport final : public Transport {
   void warn(const std::string& text) {
     if (options_.on_warning) options_.on_warning(text);
   }
-  std::optional<Frame> on_frame(std::span<const std::byte> header, std::span<const std::byte> payload);
+  std::optional<Frame> on_frame(std::span<const std::byte> header,
+                                std::span<const std::byte> payload);
 
   void handle(Connect&& c);
   void handle(PostPages&& p) { enqueue(std::move(p)); }
@@ -260,7 +265,7 @@ class UcxTransport final : public Transport {
   std::string detail_;
 
   // The UCX thread's own.
-  std::unordered_map<std::string, Peer> peers_;  // by Transport address
+  std::unordered_map<std::string, Peer> peers_;              // by Transport address
   std::vector<std::pair<std::string, std::string>> failed_;  // address, why
   std::set<std::string> lanes_;
   bool warned_slow_ = false;
@@ -273,12 +278,12 @@ class UcxTransport final : public Transport {
 Status UcxTransport::start() {
   wake_fd_ = Fd(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   if (!wake_fd_) {
-    return fail(ErrorCode::kIo, "cannot create an event descriptor: " + std::string(strerror(errno)));
+    return fail(ErrorCode::kIo,
+                "cannot create an event descriptor: " + std::string(strerror(errno)));
   }
   std::promise<Status> started;
   std::future<Status> result = started.get_future();
-  thread_ = std::jthread(
-      [this, &started](const std::stop_token& stop) { run(stop, started); });
+  thread_ = std::jthread([this, &started](const std::stop_token& stop) { run(stop, started); });
   return result.get();
 }
 
@@ -414,8 +419,8 @@ void UcxTransport::handle(Connect&& c) {
   peer->last_used = ++uses_;
 }
 
-// Builds and sends what the window allows. Frames are built here, so that a transfer that ended takes
-// no time and its memory is not touched after its event.
+// Builds and sends what the window allows. Frames are built here, so that a transfer that ended
+// takes no time and its memory is not touched after its event.
 void UcxTransport::pump(Peer& peer, const std::string& address) {
   while (!peer.pending.empty() && peer.in_flight_bytes < kWindowBytes) {
     const Post post = std::move(peer.pending.front());
@@ -444,7 +449,8 @@ void UcxTransport::send(Peer& peer, const std::string& address, Frame frame) {
   });
 }
 
-void UcxTransport::tell(const SendTable::Route& route, proto::KvFrameKind kind, const Error& error) {
+void UcxTransport::tell(const SendTable::Route& route, proto::KvFrameKind kind,
+                        const Error& error) {
   Peer* const peer = find_peer(route.address);
   if (peer == nullptr) return;
   Frame frame = make_reason_frame(route.origin, kind, error);
@@ -452,7 +458,8 @@ void UcxTransport::tell(const SendTable::Route& route, proto::KvFrameKind kind, 
   send(*peer, route.address, std::move(frame));
 }
 
-// Once the peer has answered. A transfer to itself (a self-test) says nothing about other processes.
+// Once the peer has answered. A transfer to itself (a self-test) says nothing about other
+// processes.
 void UcxTransport::name_lanes(Peer& peer) {
   peer.named = true;
   if (peer.address.worker == worker_->address()) return;

@@ -14,7 +14,8 @@ namespace tandem::transport {
 namespace {
 
 constexpr unsigned kFrameMessage = 11;  // the one active-message id in use
-// A dead process on this box is noticed by asking the kernel, at this interval; TCP notices by itself.
+// A dead process on this box is noticed by asking the kernel, at this interval; TCP notices by
+// itself.
 constexpr const char* kKeepalive = "200ms";
 
 Error ucx_error(const std::string& what, ucs_status_t status) {
@@ -53,11 +54,12 @@ std::string printed(Print print) {
 
 // Names before "/" in words like "1:posix/memory.0" or "tcp/lo".
 std::set<std::string> transport_names(const std::string& text) {
-  static const std::set<std::string> kKnown = {"self", "posix", "sysv", "cma",   "xpmem", "tcp",
-                                               "rc_verbs", "ud_verbs", "rc_mlx5", "ud_mlx5",
-                                               "dc_mlx5", "knem", "cuda_copy", "cuda_ipc"};
+  static const std::set<std::string> kKnown = {
+      "self",     "posix",   "sysv",    "cma",     "xpmem", "tcp",       "rc_verbs",
+      "ud_verbs", "rc_mlx5", "ud_mlx5", "dc_mlx5", "knem",  "cuda_copy", "cuda_ipc"};
   std::set<std::string> names;
-  for (size_t slash = text.find('/'); slash != std::string::npos; slash = text.find('/', slash + 1)) {
+  for (size_t slash = text.find('/'); slash != std::string::npos;
+       slash = text.find('/', slash + 1)) {
     size_t begin = slash;
     while (begin > 0 && (std::isalnum(static_cast<unsigned char>(text[begin - 1])) != 0 ||
                          text[begin - 1] == '_')) {
@@ -72,8 +74,8 @@ std::set<std::string> transport_names(const std::string& text) {
 Status set_option(ucp_config_t* config, const char* name, const std::string& value) {
   const ucs_status_t status = ucp_config_modify(config, name, value.c_str());
   if (status == UCS_OK) return {};
-  return fail(ErrorCode::kConfig, "UCX refuses " + std::string(name) + "=" + value + ": " +
-                                      ucs_status_string(status));
+  return fail(ErrorCode::kConfig,
+              "UCX refuses " + std::string(name) + "=" + value + ": " + ucs_status_string(status));
 }
 
 // Without this UCX leaves shared memory out of endpoints that report a peer's death, and takes TCP.
@@ -84,8 +86,8 @@ Status enable_peer_failure(ucp_config_t* config, const std::string& tls) {
   unsigned release = 0;
   ucp_get_version(&major, &minor, &release);
   const bool old_names = major == 1 && minor < 14;
-  for (const auto& [name, key] : {std::pair("posix", "POSIX_ERROR_HANDLING"),
-                                  std::pair("sysv", "SYSV_ERROR_HANDLING")}) {
+  for (const auto& [name, key] :
+       {std::pair("posix", "POSIX_ERROR_HANDLING"), std::pair("sysv", "SYSV_ERROR_HANDLING")}) {
     if (tls.find(name) == std::string::npos) continue;
     if (old_names) return set_option(config, "MM_ERROR_HANDLING", "y");
     TANDEM_TRY(set_option(config, key, "y"));
@@ -165,9 +167,9 @@ void UcxWorker::Impl::start_send(ucp_ep_h to, Frame frame, std::function<void(bo
   param.flags = UCP_AM_SEND_FLAG_REPLY | UCP_AM_SEND_FLAG_EAGER;
   param.cb.send = &Impl::on_sent;
   param.user_data = &send;
-  void* request = ucp_am_send_nbx(to, kFrameMessage, send.frame.header.data(),
-                                  send.frame.header.size(), send.frame.payload.data(),
-                                  send.frame.payload.size(), &param);
+  void* request =
+      ucp_am_send_nbx(to, kFrameMessage, send.frame.header.data(), send.frame.header.size(),
+                      send.frame.payload.data(), send.frame.payload.size(), &param);
   if (request == nullptr) {
     finish(send, true);
   } else if (UCS_PTR_IS_ERR(request)) {
@@ -205,8 +207,7 @@ Result<std::unique_ptr<UcxWorker>> UcxWorker::create(const Options& options, Cal
                                         "': " + ucs_status_string(s));
   }
   impl->context.reset(context);
-  impl->available =
-      transport_names(printed([&](FILE* f) { ucp_context_print_info(context, f); }));
+  impl->available = transport_names(printed([&](FILE* f) { ucp_context_print_info(context, f); }));
 
   ucp_worker_params_t worker_params{};
   worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
@@ -273,7 +274,8 @@ Result<UcxWorker::EndpointId> UcxWorker::connect(const std::string& address) {
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.cb = &Impl::on_error;
   params.err_handler.arg = endpoint.get();
-  if (ucs_status_t s = ucp_ep_create(impl_->worker.get(), &params, &endpoint->handle); s != UCS_OK) {
+  if (ucs_status_t s = ucp_ep_create(impl_->worker.get(), &params, &endpoint->handle);
+      s != UCS_OK) {
     return fail(ucx_error("connecting to the peer", s));
   }
   const EndpointId id = endpoint->id;

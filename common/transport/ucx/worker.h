@@ -13,9 +13,9 @@
 
 namespace tandem::transport {
 
-// A UCP context and worker: the only class that calls UCX. Single-threaded: every function and callback
-// on the thread that created it. Frames go as one active message each, always eager: they arrive
-// whole, in the callback, so that nothing outside ever writes into our memory later.
+// A UCP context and worker: the only class that calls UCX. Single-threaded: every function and
+// callback on the thread that created it. Frames go as one active message each, always eager: they
+// arrive whole, in the callback, so that nothing outside ever writes into our memory later.
 class UcxWorker {
  public:
   struct Options {
@@ -29,8 +29,8 @@ class UcxWorker {
     std::function<std::optional<Frame>(std::span<const std::byte> header,
                                        std::span<const std::byte> payload)>
         on_frame;
-    // The endpoint is dead; nothing sent on it from now on arrives. Runs inside progress(); the caller
-    // disconnects it later.
+    // The endpoint is dead; nothing sent on it from now on arrives. Runs inside progress(); the
+    // caller disconnects it later.
     std::function<void(EndpointId, std::string why)> on_endpoint_failed;
   };
 
@@ -59,7 +59,8 @@ class UcxWorker {
 
   // Runs callbacks; true if anything happened.
   bool progress();
-  // True: nothing to do, and event_fd() becomes readable when there is. False: call progress() again.
+  // True: nothing to do, and event_fd() becomes readable when there is. False: call progress()
+  // again.
   [[nodiscard]] bool arm();
   [[nodiscard]] int event_fd() const;
 

@@ -13,7 +13,7 @@
 namespace tandem::bench {
 
 struct Options {
-  std::string model;  // empty: operations only
+  std::string model;   // empty: operations only
   bool dummy = false;  // random weights of the model's shapes: only its config.json is read
   uint32_t threads = 2;
   std::vector<int> cpus;

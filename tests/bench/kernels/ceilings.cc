@@ -63,9 +63,10 @@ double Ceilings::flops(double (*loop)(int64_t), int rounds) {
   for (int r = 0; r < rounds; ++r) {
     std::vector<double> done(pool_->threads() * 16);  // a cache line each
     const TimePoint start = clock_.now();
-    pool_->split(int64_t{pool_->threads()} * 16, 1, [&](uint32_t thread, int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) done[thread * 16] += loop(100000);
-    });
+    pool_->split(int64_t{pool_->threads()} * 16, 1,
+                 [&](uint32_t thread, int64_t begin, int64_t end) {
+                   for (int64_t i = begin; i < end; ++i) done[thread * 16] += loop(100000);
+                 });
     double total = 0;
     for (const double d : done) total += d;
     best = std::max(best, total / to_seconds(clock_.now() - start));
@@ -75,10 +76,13 @@ double Ceilings::flops(double (*loop)(int64_t), int rounds) {
 
 double Ceilings::flops_f32() {
   switch (isa_) {
-    case cpu::CpuIsa::kReference: return flops(peak_f32_plain, 3);
-    case cpu::CpuIsa::kAvx2: return flops(peak_f32_avx2, 3);
+    case cpu::CpuIsa::kReference:
+      return flops(peak_f32_plain, 3);
+    case cpu::CpuIsa::kAvx2:
+      return flops(peak_f32_avx2, 3);
     case cpu::CpuIsa::kAvx512:
-    case cpu::CpuIsa::kAvx512Bf16: return flops(peak_f32_avx512, 3);
+    case cpu::CpuIsa::kAvx512Bf16:
+      return flops(peak_f32_avx512, 3);
   }
   return 0;
 }

@@ -82,8 +82,8 @@ Status bench_model(const Options& options, const Clock& clock) {
   const model::ModelConfig& config = runner.engine->config();
   const auto weight_bytes = static_cast<double>(runner.ops->weight_bytes());
   std::printf("\n%s, %s weights (%.1f MB), %u threads, kv %s, loaded in %.2f s\n",
-              config.describe().c_str(), std::string(runner.ops->name()).c_str(), weight_bytes / 1e6,
-              options.threads, std::string(to_string(options.format)).c_str(),
+              config.describe().c_str(), std::string(runner.ops->name()).c_str(),
+              weight_bytes / 1e6, options.threads, std::string(to_string(options.format)).c_str(),
               to_seconds(clock.now() - begin));
   print_header();
   Ceilings ceilings(options.threads, options.cpus, options.isa, clock);
@@ -98,9 +98,10 @@ Status bench_model(const Options& options, const Clock& clock) {
     TimePoint start = clock.now();
     TANDEM_TRY(runner.step(tokens, 0, true));
     prefill.push_back(to_seconds(clock.now() - start));
-    for (uint32_t p = static_cast<uint32_t>(tokens.size()); p < options.context; p += options.prefill)
-      TANDEM_TRY(runner.step(std::span(tokens).first(std::min(options.prefill, options.context - p)), p,
-                             false));
+    for (uint32_t p = static_cast<uint32_t>(tokens.size()); p < options.context;
+         p += options.prefill)
+      TANDEM_TRY(runner.step(
+          std::span(tokens).first(std::min(options.prefill, options.context - p)), p, false));
     TANDEM_TRY(runner.step(std::span(tokens).first(1), options.context, true));  // warm
     for (uint32_t i = 0; i < options.decode; ++i) {
       start = clock.now();
@@ -115,8 +116,8 @@ Status bench_model(const Options& options, const Clock& clock) {
              prefill_flops(config, n) / prefill_s, "GFLOP/s", median(peak),
              std::to_string(static_cast<int>(n / prefill_s)) + " tok/s"});
   const double decode_s = median(decode);
-  print_row({"decode", "at " + std::to_string(options.context), decode_s, weight_bytes / decode_s, "GB/s",
-             median(stream), std::to_string(static_cast<int>(1 / decode_s)) + " tok/s"});
+  print_row({"decode", "at " + std::to_string(options.context), decode_s, weight_bytes / decode_s,
+             "GB/s", median(stream), std::to_string(static_cast<int>(1 / decode_s)) + " tok/s"});
   return {};
 }
 

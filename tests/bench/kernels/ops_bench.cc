@@ -27,7 +27,8 @@ struct Tensor {
     int64_t n = 1;
     for (const int64_t d : shape) n *= d;
     values.resize(static_cast<size_t>(n));
-    for (size_t i = 0; i < values.size(); ++i) values[i] = i < 4096 ? normal(random) : values[i - 4096];
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] = i < 4096 ? normal(random) : values[i - 4096];
     view.name = "bench";
     view.shape = std::move(shape);
     view.bytes = std::as_bytes(std::span(values));
@@ -100,12 +101,16 @@ Status OpsBench::linear(const char* what, int64_t in, const std::vector<int64_t>
         options_.weights == DType::kBf16 ? ceilings_.flops_bf16() : ceilings_.flops_f32();
     size_t next = 0;
     const bool narrow = rows <= 16;
-    const size_t batch = narrow ? copies : 1;  // time the whole round: threads must not idle between
-    const double s = time([&] {
-                       for (size_t i = 0; i < batch; ++i)
-                         ops_.norm_linear(rows, x, *norm_weight, 1e-5F, *weights[next++ % copies], y);
-                     }) / static_cast<double>(batch);
-    const std::string shape = std::to_string(rows) + " x " + std::to_string(in) + " -> " + std::to_string(out);
+    const size_t batch =
+        narrow ? copies : 1;  // time the whole round: threads must not idle between
+    const double s =
+        time([&] {
+          for (size_t i = 0; i < batch; ++i)
+            ops_.norm_linear(rows, x, *norm_weight, 1e-5F, *weights[next++ % copies], y);
+        }) /
+        static_cast<double>(batch);
+    const std::string shape =
+        std::to_string(rows) + " x " + std::to_string(in) + " -> " + std::to_string(out);
     const double flops = 2.0 * rows * static_cast<double>(in * out);
     if (narrow)
       print_row({what, shape, s, static_cast<double>(one) / s, "GB/s", stream, ""});

@@ -9,10 +9,10 @@ namespace tandem::bench {
 struct Row {
   std::string what;
   std::string shape;
-  double seconds = 0;   // median
-  double rate = 0;      // per second: bytes or flops
-  std::string unit;     // "GB/s", "GFLOP/s"
-  double ceiling = 0;   // same unit
+  double seconds = 0;  // median
+  double rate = 0;     // per second: bytes or flops
+  std::string unit;    // "GB/s", "GFLOP/s"
+  double ceiling = 0;  // same unit
   std::string note;
 };
 

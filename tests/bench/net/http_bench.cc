@@ -1,5 +1,5 @@
-// The HTTP server against itself: what one core of the server's side does per second, whatever the load
-// generator beside it costs. `per_core` divides by the CPU time of the server's only thread.
+// The HTTP server against itself: what one core of the server's side does per second, whatever the
+// load generator beside it costs. `per_core` divides by the CPU time of the server's only thread.
 #include <arpa/inet.h>
 #include <benchmark/benchmark.h>
 #include <pthread.h>
@@ -25,8 +25,11 @@ namespace {
 
 // As long as a chat chunk usually is.
 const std::string kEvent =
-    "data: {\"id\":\"chatcmpl-0123456789abcdef\",\"object\":\"chat.completion.chunk\",\"created\":1700000000,"
-    "\"model\":\"chat-6m\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" word\"},\"finish_reason\":null}]}\n\n";
+    "data: "
+    "{\"id\":\"chatcmpl-0123456789abcdef\",\"object\":\"chat.completion.chunk\",\"created\":"
+    "1700000000,"
+    "\"model\":\"chat-6m\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" "
+    "word\"},\"finish_reason\":null}]}\n\n";
 
 class BenchServer {
  public:
@@ -45,9 +48,11 @@ class BenchServer {
     HttpSettings settings;
     settings.port = 0;
     settings.threads = 1;
-    server_ = HttpServer::create(
-                  settings, [this](HttpRequest q, HttpResponder r) { router_.handle(std::move(q), std::move(r)); },
-                  {clock_, Logger(sink_, LogLevel::kError), metrics_})
+    server_ = HttpServer::create(settings,
+                                 [this](HttpRequest q, HttpResponder r) {
+                                   router_.handle(std::move(q), std::move(r));
+                                 },
+                                 {clock_, Logger(sink_, LogLevel::kError), metrics_})
                   .value();
   }
   ~BenchServer() {
@@ -59,7 +64,8 @@ class BenchServer {
   [[nodiscard]] double cpu_seconds() const {
     clockid_t id{};
     timespec t{};
-    TANDEM_CHECK(pthread_getcpuclockid(thread_, &id) == 0 && clock_gettime(id, &t) == 0, "a thread's clock");
+    TANDEM_CHECK(pthread_getcpuclockid(thread_, &id) == 0 && clock_gettime(id, &t) == 0,
+                 "a thread's clock");
     return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
   }
   std::vector<HttpResponder> take_streams(size_t count) {
@@ -86,15 +92,19 @@ Fd dial(uint16_t port) {
   address.sin_family = AF_INET;
   address.sin_port = htons(port);
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  TANDEM_CHECK(::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0, "connect");
+  TANDEM_CHECK(::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0,
+               "connect");
   return fd;
 }
 
 void put(const Fd& fd, std::string_view bytes) {
-  TANDEM_CHECK(::send(fd.get(), bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()), "send");
+  TANDEM_CHECK(
+      ::send(fd.get(), bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()),
+      "send");
 }
 
-// Reads until `needle` has come `count` times; it must not be cut across reads by more than the tail kept.
+// Reads until `needle` has come `count` times; it must not be cut across reads by more than the
+// tail kept.
 void read_count(const Fd& fd, std::string_view needle, size_t count) {
   char buffer[65536];
   std::string tail;
@@ -116,7 +126,8 @@ void requests(benchmark::State& state) {
   BenchServer server;
   std::vector<Fd> clients;
   for (size_t i = 0; i < kConnections; ++i) clients.push_back(dial(server.port()));
-  const std::string request = "GET /hello HTTP/1.1\r\nHost: localhost\r\nUser-Agent: bench\r\nAccept: */*\r\n\r\n";
+  const std::string request =
+      "GET /hello HTTP/1.1\r\nHost: localhost\r\nUser-Agent: bench\r\nAccept: */*\r\n\r\n";
   put(clients[0], request);
   read_count(clients[0], "hello", 1);
   const double before = server.cpu_seconds();
@@ -131,8 +142,8 @@ void requests(benchmark::State& state) {
 }
 BENCHMARK(requests)->UseRealTime();
 
-// range(0) events to each of 64 streams, then the clients catch up: 1 is the pace of a decode step, where
-// every event is a write of its own.
+// range(0) events to each of 64 streams, then the clients catch up: 1 is the pace of a decode step,
+// where every event is a write of its own.
 void sse_events(benchmark::State& state) {
   constexpr size_t kStreams = 64;
   const auto batch = static_cast<size_t>(state.range(0));

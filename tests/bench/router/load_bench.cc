@@ -1,9 +1,10 @@
-// The whole router in one process with its load generator and a made-up node, as performance.md's peer was
-// measured: everything shares the machine's cores. Prints one JSON line per measurement.
+// The whole router in one process with its load generator and a made-up node, as performance.md's
+// peer was measured: everything shares the machine's cores. Prints one JSON line per measurement.
 //   router_load_bench [seconds per point]
 #include <fcntl.h>
 #include <fmt/format.h>
 
+#include <unistd.h>
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -11,7 +12,6 @@
 #include <filesystem>
 #include <fstream>
 #include <thread>
-#include <unistd.h>
 
 #include "common/base/check.h"
 #include "common/config/config.h"
@@ -36,10 +36,12 @@ double cpu_of(std::string_view prefix) {
     std::string text((std::istreambuf_iterator<char>(file)), {});
     const size_t open = text.find('(');
     const size_t close = text.rfind(')');
-    if (open == text.npos || close == text.npos || text.substr(open + 1, prefix.size()) != prefix) continue;
+    if (open == text.npos || close == text.npos || text.substr(open + 1, prefix.size()) != prefix)
+      continue;
     unsigned long user = 0;
     unsigned long system = 0;
-    if (std::sscanf(text.c_str() + close + 2, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system) == 2) {
+    if (std::sscanf(text.c_str() + close + 2, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu",
+                    &user, &system) == 2) {
       ticks += static_cast<double>(user + system);
     }
   }
@@ -56,8 +58,10 @@ struct Bench {
   std::unique_ptr<AsyncHttpClient> client;
 
   explicit Bench(Duration token_time) {
-    auto parsed = parse_cluster_config("model: {path: " + kModel + "}\nrouter: {http: {port: 0, threads: 1}, control: {port: 0}}\n",
-                                       "bench", "/", {});
+    auto parsed =
+        parse_cluster_config("model: {path: " + kModel +
+                                 "}\nrouter: {http: {port: 0, threads: 1}, control: {port: 0}}\n",
+                             "bench", "/", {});
     TANDEM_CHECK(parsed.has_value(), parsed ? "" : parsed.error().detail);
     config = std::move(*parsed);
     const Logger log(sink, LogLevel::kError);
@@ -73,7 +77,8 @@ struct Bench {
     node = std::make_unique<test::FakeNode>(router->control_port(), std::move(options), clock, log);
     while (!node->admitted()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    client = std::move(*AsyncHttpClient::create(io, "http://127.0.0.1:" + std::to_string(router->http_port()), {}));
+    client = std::move(*AsyncHttpClient::create(
+        io, "http://127.0.0.1:" + std::to_string(router->http_port()), {}));
     io.start();
   }
   ~Bench() {
@@ -86,15 +91,18 @@ struct Bench {
 
 double at(std::vector<double>& sorted, double q) {
   if (sorted.empty()) return 0;
-  return sorted[std::min(sorted.size() - 1, static_cast<size_t>(q * static_cast<double>(sorted.size())))];
+  return sorted[std::min(sorted.size() - 1,
+                         static_cast<size_t>(q * static_cast<double>(sorted.size())))];
 }
 
-// Open loop: requests leave on time whatever the answers do; latency counts from the time they were due.
+// Open loop: requests leave on time whatever the answers do; latency counts from the time they were
+// due.
 void added_latency(double rate, double seconds) {
   Bench bench({});
   std::vector<double> latencies;
   std::atomic<uint64_t> errors{0}, done{0};
-  const std::string body = R"({"model":"chat-6m","max_tokens":1,"messages":[{"role":"user","content":"What is the time?"}]})";
+  const std::string body =
+      R"({"model":"chat-6m","max_tokens":1,"messages":[{"role":"user","content":"What is the time?"}]})";
   const auto total = static_cast<uint64_t>(rate * seconds);
   latencies.reserve(total);
   const double router_before = cpu_of("cluster") + cpu_of("http-");
@@ -104,15 +112,16 @@ void added_latency(double rate, double seconds) {
     const double now = to_seconds(bench.clock.now() - start);
     while (sent < total && static_cast<double>(sent) / rate <= now) {
       const TimePoint due = start + from_seconds(static_cast<double>(sent++) / rate);
-      bench.client->send({.method = "POST", .target = "/v1/chat/completions", .headers = {}, .body = body},
-                         {.on_head = [&](int status, const HttpHeaders&) { errors += status == 200 ? 0 : 1; },
-                          .on_data = [](std::string_view) {},
-                          .on_end =
-                              [&, due](Status outcome) {
-                                if (!outcome) ++errors;
-                                latencies.push_back(to_seconds(bench.clock.now() - due));
-                                ++done;
-                              }});
+      bench.client->send(
+          {.method = "POST", .target = "/v1/chat/completions", .headers = {}, .body = body},
+          {.on_head = [&](int status, const HttpHeaders&) { errors += status == 200 ? 0 : 1; },
+           .on_data = [](std::string_view) {},
+           .on_end =
+               [&, due](Status outcome) {
+                 if (!outcome) ++errors;
+                 latencies.push_back(to_seconds(bench.clock.now() - due));
+                 ++done;
+               }});
     }
   };
   std::unique_ptr<IoThread::Timer> timer;
@@ -124,10 +133,12 @@ void added_latency(double rate, double seconds) {
   const double cpu = cpu_of("cluster") + cpu_of("http-") - router_before;
   bench.io.stop();
   std::sort(latencies.begin(), latencies.end());
-  fmt::print("{{\"what\":\"added latency\",\"requests_per_second\":{},\"achieved\":{:.0f},\"errors\":{},"
-             "\"p50_us\":{:.0f},\"p90_us\":{:.0f},\"p99_us\":{:.0f},\"router_cpu_us_per_request\":{:.1f}}}\n",
-             rate, static_cast<double>(latencies.size()) / wall, errors.load(), at(latencies, 0.5) * 1e6,
-             at(latencies, 0.9) * 1e6, at(latencies, 0.99) * 1e6, cpu * 1e6 / static_cast<double>(total));
+  fmt::print(
+      "{{\"what\":\"added latency\",\"requests_per_second\":{},\"achieved\":{:.0f},\"errors\":{},"
+      "\"p50_us\":{:.0f},\"p90_us\":{:.0f},\"p99_us\":{:.0f},\"router_cpu_us_per_request\":{:.1f}}}"
+      "\n",
+      rate, static_cast<double>(latencies.size()) / wall, errors.load(), at(latencies, 0.5) * 1e6,
+      at(latencies, 0.9) * 1e6, at(latencies, 0.99) * 1e6, cpu * 1e6 / static_cast<double>(total));
   std::fflush(stdout);
 }
 
@@ -139,13 +150,16 @@ void sse_events(size_t streams, Duration step, double seconds) {
       R"({"model":"chat-6m","max_tokens":3500,"ignore_eos":true,"stream":true,"messages":[{"role":"user","content":"Go on."}]})";
   bench.io.post([&] {
     for (size_t i = 0; i < streams; ++i) {
-      bench.client->send({.method = "POST", .target = "/v1/chat/completions", .headers = {}, .body = body},
-                         {.on_head = [&](int, const HttpHeaders&) { ++open; },
-                          .on_data =
-                              [&](std::string_view bytes) {
-                                for (size_t p = bytes.find("data: "); p != bytes.npos; p = bytes.find("data: ", p + 6)) ++events;
-                              },
-                          .on_end = [](Status) {}});
+      bench.client->send(
+          {.method = "POST", .target = "/v1/chat/completions", .headers = {}, .body = body},
+          {.on_head = [&](int, const HttpHeaders&) { ++open; },
+           .on_data =
+               [&](std::string_view bytes) {
+                 for (size_t p = bytes.find("data: "); p != bytes.npos;
+                      p = bytes.find("data: ", p + 6))
+                   ++events;
+               },
+           .on_end = [](Status) {}});
     }
   });
   while (open < streams) std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -159,9 +173,11 @@ void sse_events(size_t streams, Duration step, double seconds) {
   const double wall = to_seconds(bench.clock.now() - start);
   const double http_cpu = cpu_of("http-") - http;
   const double cluster_cpu = cpu_of("cluster") - cluster;
-  fmt::print("{{\"what\":\"SSE events\",\"streams\":{},\"events_per_second\":{:.0f},\"events_per_second_and_core\":{:.0f},"
-             "\"http_us_per_event\":{:.2f},\"cluster_us_per_event\":{:.2f}}}\n",
-             streams, n / wall, n / (http_cpu + cluster_cpu), http_cpu * 1e6 / n, cluster_cpu * 1e6 / n);
+  fmt::print(
+      "{{\"what\":\"SSE "
+      "events\",\"streams\":{},\"events_per_second\":{:.0f},\"events_per_second_and_core\":{:.0f},"
+      "\"http_us_per_event\":{:.2f},\"cluster_us_per_event\":{:.2f}}}\n",
+      streams, n / wall, n / (http_cpu + cluster_cpu), http_cpu * 1e6 / n, cluster_cpu * 1e6 / n);
   std::fflush(stdout);
 }
 

@@ -1,4 +1,5 @@
-// What the router does per request and per token, alone: parsing, the scheduling decision, rendering.
+// What the router does per request and per token, alone: parsing, the scheduling decision,
+// rendering.
 #include <benchmark/benchmark.h>
 
 #include <numeric>
@@ -32,19 +33,21 @@ std::vector<TokenId> prompt(size_t tokens) {
   return ids;
 }
 
-// range(0) nodes of each role, a prompt of range(1) tokens: submit to Reserve sent (queue, prefix match, policy,
-// message), then cancelled. The message carries the prompt and is part of the decision's cost here.
+// range(0) nodes of each role, a prompt of range(1) tokens: submit to Reserve sent (queue, prefix
+// match, policy, message), then cancelled. The message carries the prompt and is part of the
+// decision's cost here.
 void scheduling_decision(benchmark::State& state) {
   ManualClock clock;
   const PredictedFinishPolicy policy;
   auto quiet = std::make_shared<Quiet>();
   size_t sent = 0;
-  Dispatcher dispatcher({.clock = clock,
-                         .policy = policy,
-                         .observer = *quiet,
-                         .send = [&](NodeHandle, const control::ToNode& m) { sent += m.ByteSizeLong(); },
-                         .close = [](NodeHandle) {}},
-                        {});
+  Dispatcher dispatcher(
+      {.clock = clock,
+       .policy = policy,
+       .observer = *quiet,
+       .send = [&](NodeHandle, const control::ToNode& m) { sent += m.ByteSizeLong(); },
+       .close = [](NodeHandle) {}},
+      {});
   uint64_t handle = 1;
   for (int64_t i = 0; i < 2 * state.range(0); ++i) {
     control::Hello h;
@@ -102,7 +105,9 @@ void parse_chat(benchmark::State& state) {
 BENCHMARK(parse_chat);
 
 void render_chunk(benchmark::State& state) {
-  const ChunkRenderer chunks({Endpoint::kChat, "chatcmpl-0123456789abcdef01234567", 1700000000, "chat-6m", "fp_0123456789"}, false);
+  const ChunkRenderer chunks({Endpoint::kChat, "chatcmpl-0123456789abcdef01234567", 1700000000,
+                              "chat-6m", "fp_0123456789"},
+                             false);
   std::string out;
   for (auto _ : state) {
     out.clear();
@@ -120,11 +125,15 @@ void token_to_event(benchmark::State& state) {
     auto checkpoint = model::Checkpoint::open(std::string(TANDEM_MODELS) + "/chat-6m");
     return model::load_text(**checkpoint, clock)->tokenizer;
   }();
-  const auto ids = tokenizer->encode("The quick brown fox jumps over the lazy dog and then it rests for a while. ");
+  const auto ids = tokenizer->encode(
+      "The quick brown fox jumps over the lazy dog and then it rests for a while. ");
   StreamOptions options;
-  for (int64_t i = 0; i < state.range(0); ++i) options.stop.push_back("\n\nUser " + std::to_string(i) + ":");
+  for (int64_t i = 0; i < state.range(0); ++i)
+    options.stop.push_back("\n\nUser " + std::to_string(i) + ":");
   ChoiceStream stream(tokenizer, options);
-  const ChunkRenderer chunks({Endpoint::kChat, "chatcmpl-0123456789abcdef01234567", 1700000000, "chat-6m", "fp_0123456789"}, false);
+  const ChunkRenderer chunks({Endpoint::kChat, "chatcmpl-0123456789abcdef01234567", 1700000000,
+                              "chat-6m", "fp_0123456789"},
+                             false);
   std::string out;
   size_t i = 0;
   for (auto _ : state) {

@@ -1,6 +1,7 @@
-// KV push between two processes of this box, by message size: GB/s over shared memory and over TCP, as a
-// share of what ucx_perftest (package ucx-utils) moves with the same UCX, transports and size in the
-// same run. Our bytes are checksummed on both sides and copied out of and into pages; perftest's are not.
+// KV push between two processes of this box, by message size: GB/s over shared memory and over TCP,
+// as a share of what ucx_perftest (package ucx-utils) moves with the same UCX, transports and size
+// in the same run. Our bytes are checksummed on both sides and copied out of and into pages;
+// perftest's are not.
 //
 //   transport_bench [--mib N]       (ucx_perftest is left out with a note when it is not installed)
 #include <fcntl.h>
@@ -65,10 +66,13 @@ kv::KvLayout layout_of(size_t bytes) {
   return {1, static_cast<uint32_t>(bytes / 8192), 64, kv::KvFormat::kF32};
 }
 
-std::unique_ptr<Transport> open(const char* tls, Generation self, const Clock& clock, Events& events) {
+std::unique_ptr<Transport> open(const char* tls, Generation self, const Clock& clock,
+                                Events& events) {
   auto transport = create_ucx_transport(
       {.tls = tls, .on_warning = [](const std::string& w) { std::cerr << w << "\n"; }},
-      {.self = self, .clock = clock, .events = events,
+      {.self = self,
+       .clock = clock,
+       .events = events,
        .limits = {.max_sends = kRepeats, .max_receives = kRepeats, .max_queued_frames = 1u << 20}});
   if (!transport) {
     std::fprintf(stderr, "%s\n", transport.error().to_string().c_str());
@@ -85,8 +89,11 @@ int receive(const char* tls, size_t bytes, uint32_t pages) {
   const kv::KvLayout layout = layout_of(bytes);
   std::vector<std::byte> memory(bytes * pages, std::byte{1});
   for (int i = 1; i <= kRepeats; ++i) {
-    ReceivePlan plan{.id = TransferId{static_cast<uint64_t>(i)}, .sender = kSender, .layout = layout,
-                     .pages = pages, .deadline = std::chrono::minutes(2)};
+    ReceivePlan plan{.id = TransferId{static_cast<uint64_t>(i)},
+                     .sender = kSender,
+                     .layout = layout,
+                     .pages = pages,
+                     .deadline = std::chrono::minutes(2)};
     plan.destination = [&](uint32_t, uint32_t page) {
       return std::span(memory).subspan(page * bytes, bytes);
     };
@@ -127,7 +134,8 @@ Child spawn(std::vector<std::string> words, const std::vector<std::string>& extr
   for (char** e = environ; *e != nullptr; ++e) env.push_back(*e);
   env.push_back(nullptr);
   Child child;
-  if (posix_spawnp(&child.pid, argv[0], &actions, nullptr, argv.data(), env.data()) != 0) child.pid = 0;
+  if (posix_spawnp(&child.pid, argv[0], &actions, nullptr, argv.data(), env.data()) != 0)
+    child.pid = 0;
   posix_spawn_file_actions_destroy(&actions);
   close(to[0]);
   close(from[1]);
@@ -146,7 +154,8 @@ std::string read_all(const Child& child) {
 }
 
 double ours(const char* self, const char* tls, size_t bytes, uint32_t pages, std::string& detail) {
-  const Child child = spawn({self, "--receive", tls, std::to_string(bytes), std::to_string(pages)}, {});
+  const Child child =
+      spawn({self, "--receive", tls, std::to_string(bytes), std::to_string(pages)}, {});
   uint32_t size = 0;
   if (read(child.out.get(), &size, sizeof(size)) != sizeof(size)) return 0;
   std::string address(size, '\0');
@@ -158,9 +167,13 @@ double ours(const char* self, const char* tls, size_t bytes, uint32_t pages, std
   std::vector<double> rates;
   for (int i = 1; i <= kRepeats; ++i) {
     const TransferId id{static_cast<uint64_t>(i)};
-    const Status opened = transport->open_send(
-        {.id = id, .receiver = kReceiver, .address = address, .layout = layout_of(bytes),
-         .pages = pages, .tail = false, .deadline = std::chrono::minutes(1)});
+    const Status opened = transport->open_send({.id = id,
+                                                .receiver = kReceiver,
+                                                .address = address,
+                                                .layout = layout_of(bytes),
+                                                .pages = pages,
+                                                .tail = false,
+                                                .deadline = std::chrono::minutes(1)});
     if (!opened) {
       std::fprintf(stderr, "%s\n", opened.error().to_string().c_str());
       return 0;
@@ -185,30 +198,32 @@ double ours(const char* self, const char* tls, size_t bytes, uint32_t pages, std
 
 // ucx_perftest's overall GB/s; 0 when it is not installed.
 double perftest(const char* tls, size_t bytes, uint32_t messages) {
-  const std::vector<std::string> env = {"UCX_TLS=" + std::string(tls), "UCX_WARN_UNUSED_ENV_VARS=n"};
+  const std::vector<std::string> env = {"UCX_TLS=" + std::string(tls),
+                                        "UCX_WARN_UNUSED_ENV_VARS=n"};
   const Child server = spawn({"ucx_perftest", "-p", "13987"}, env);
   if (server.pid == 0) return 0;
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   const Child client =
-      spawn({"timeout", "60", "ucx_perftest", "-p", "13987", "127.0.0.1", "-t", "ucp_am_bw", "-f", "-w",
-             "20", "-s", std::to_string(bytes), "-n", std::to_string(messages)},
+      spawn({"timeout", "60", "ucx_perftest", "-p", "13987", "127.0.0.1", "-t", "ucp_am_bw", "-f",
+             "-w", "20", "-s", std::to_string(bytes), "-n", std::to_string(messages)},
             env);
   const std::string text = read_all(client);
   waitpid(client.pid, nullptr, 0);
   kill(server.pid, SIGTERM);
   waitpid(server.pid, nullptr, 0);
-  // Last line: messages, latency typical, average, overall; bandwidth average, overall (MiB/s); rates.
+  // Last line: messages, latency typical, average, overall; bandwidth average, overall (MiB/s);
+  // rates.
   double field[8] = {};
   const size_t last = text.find_last_of('\n', text.size() - 2);
   const char* line = text.c_str() + (last == std::string::npos ? 0 : last + 1);
-  const int n = std::sscanf(line, "%lf %lf %lf %lf %lf %lf", &field[0], &field[1], &field[2], &field[3],
-                            &field[4], &field[5]);
+  const int n = std::sscanf(line, "%lf %lf %lf %lf %lf %lf", &field[0], &field[1], &field[2],
+                            &field[3], &field[4], &field[5]);
   return n == 6 ? field[5] * 1048576.0 / 1e9 : 0;
 }
 
 int run(const char* self, size_t mib) {
-  std::printf("%-6s %10s %12s %14s %7s  %s\n", "lanes", "message", "tandem GB/s", "perftest GB/s", "ratio",
-              "detail");
+  std::printf("%-6s %10s %12s %14s %7s  %s\n", "lanes", "message", "tandem GB/s", "perftest GB/s",
+              "ratio", "detail");
   for (const char* tls : {"posix,self", "tcp,self"}) {
     for (const size_t bytes : {size_t{8192}, size_t{65536}, size_t{262144}, size_t{1048576}}) {
       const bool tcp = std::string_view(tls).starts_with("tcp");
@@ -217,7 +232,8 @@ int run(const char* self, size_t mib) {
       const double rate = ours(self, tls, bytes, pages, detail);
       const double peer = perftest(tls, bytes, pages);
       std::printf("%-6s %10zu %12.2f %14.2f %7s  %s\n", tcp ? "tcp" : "shm", bytes, rate, peer,
-                  peer > 0 ? std::to_string(rate / peer).substr(0, 5).c_str() : "-", detail.c_str());
+                  peer > 0 ? std::to_string(rate / peer).substr(0, 5).c_str() : "-",
+                  detail.c_str());
       std::fflush(stdout);
     }
   }

@@ -13,7 +13,8 @@
 namespace tandem::router::test {
 
 struct FakeNode::Impl {
-  Impl(FakeNodeOptions o, const Clock& c, Logger l) : options(std::move(o)), clock(c), log(std::move(l)), io("fake-node") {}
+  Impl(FakeNodeOptions o, const Clock& c, Logger l)
+      : options(std::move(o)), clock(c), log(std::move(l)), io("fake-node") {}
 
   struct Answer {
     Script script;
@@ -63,7 +64,8 @@ struct FakeNode::Impl {
     if (options.script) {
       answer.script = options.script(task);
     } else {
-      for (uint32_t i = 0; i < task.max_new_tokens(); ++i) answer.script.tokens.emplace_back().set_id(5);
+      for (uint32_t i = 0; i < task.max_new_tokens(); ++i)
+        answer.script.tokens.emplace_back().set_id(5);
     }
     running.fetch_add(1);
     answers[task.request_id()] = std::move(answer);
@@ -90,8 +92,9 @@ struct FakeNode::Impl {
       control::TokenRun& run = *out.add_runs();
       run.set_request_id(it->first);
       run.set_first_index(a.base + static_cast<uint32_t>(a.sent));
-      const size_t count = options.token_time == Duration{} ? a.script.tokens.size() - a.sent
-                                                            : std::min<size_t>(1, a.script.tokens.size() - a.sent);
+      const size_t count = options.token_time == Duration{}
+                               ? a.script.tokens.size() - a.sent
+                               : std::min<size_t>(1, a.script.tokens.size() - a.sent);
       for (size_t i = 0; i < count; ++i) *run.add_tokens() = a.script.tokens[a.sent++];
       tokens += count;
       if (a.sent == a.script.tokens.size()) {
@@ -150,9 +153,9 @@ FakeNode::FakeNode(uint16_t control_port, FakeNodeOptions options, const Clock& 
   };
   ControlOptions control;
   control.shared_key = i.options.shared_key;
-  auto client = ControlClient::create("127.0.0.1:" + std::to_string(control_port), random_generation(), control,
-                                      std::move(callbacks),
-                                      {.io = i.io, .clock = i.clock, .log = i.log, .metrics = i.metrics});
+  auto client = ControlClient::create(
+      "127.0.0.1:" + std::to_string(control_port), random_generation(), control,
+      std::move(callbacks), {.io = i.io, .clock = i.clock, .log = i.log, .metrics = i.metrics});
   TANDEM_CHECK(client.has_value(), "the fake node's address is good");
   i.client = std::move(*client);
   i.beat_timer = i.io.every(std::chrono::milliseconds(200), [&i] {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "common/base/clock.h"
-#include "common/proto/control.pb.h"
 #include "common/obs/log.h"
+#include "common/proto/control.pb.h"
 
 namespace tandem::router::test {
 
@@ -21,7 +21,7 @@ struct FakeNodeOptions {
   control::Role role = control::ROLE_DECODE;
   std::string id = "decode-0";
   std::string shared_key;
-  Duration token_time{};     // 0: the whole answer in one message
+  Duration token_time{};  // 0: the whole answer in one message
   uint32_t kv_blocks = 4096;
   uint32_t max_sequences = 4096;
   std::string model_fingerprint, tokenizer_hash;
@@ -30,8 +30,8 @@ struct FakeNodeOptions {
   std::function<Script(const control::Task&)> script;
 };
 
-// A node that speaks the real control protocol over TCP and makes its answers up: the router's tests and
-// benchmarks. Owns its thread.
+// A node that speaks the real control protocol over TCP and makes its answers up: the router's
+// tests and benchmarks. Owns its thread.
 class FakeNode {
  public:
   FakeNode(uint16_t control_port, FakeNodeOptions options, const Clock& clock, Logger log);
@@ -41,9 +41,9 @@ class FakeNode {
 
   [[nodiscard]] bool admitted() const;
   [[nodiscard]] std::string refusal() const;
-  [[nodiscard]] uint64_t tasks() const;      // Generate and Prefill
+  [[nodiscard]] uint64_t tasks() const;  // Generate and Prefill
   [[nodiscard]] uint64_t cancels() const;
-  [[nodiscard]] uint64_t running() const;    // answers that are not finished
+  [[nodiscard]] uint64_t running() const;  // answers that are not finished
   [[nodiscard]] std::vector<control::Task> seen() const;
 
  private:

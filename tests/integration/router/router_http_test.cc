@@ -1,10 +1,11 @@
-// The router as its clients see it: real HTTP, the real control port, a node that makes its answers up.
+// The router as its clients see it: real HTTP, the real control port, a node that makes its answers
+// up.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <boost/asio.hpp>
 #include <boost/json.hpp>
-#include <array>
 #include <cctype>
 #include <cstdlib>
 #include <limits>
@@ -63,8 +64,10 @@ std::vector<control::Token> say(const std::string& text) {
 Script speak(const control::Task& task, const std::string& text) {
   Script s;
   s.tokens = say(text);
-  s.tokens.erase(s.tokens.begin(), s.tokens.begin() + std::min<std::ptrdiff_t>(
-      task.tokens_size() - static_cast<int>(task.prompt_tokens()), static_cast<std::ptrdiff_t>(s.tokens.size())));
+  s.tokens.erase(s.tokens.begin(),
+                 s.tokens.begin() + std::min<std::ptrdiff_t>(
+                                        task.tokens_size() - static_cast<int>(task.prompt_tokens()),
+                                        static_cast<std::ptrdiff_t>(s.tokens.size())));
   s.finish = control::FINISH_STOP;
   if (s.tokens.size() >= task.max_new_tokens()) {
     s.tokens.resize(task.max_new_tokens());
@@ -98,7 +101,8 @@ class RouterTest : public testing::Test {
     nodes_.push_back(std::make_unique<FakeNode>(router_->control_port(), std::move(options), kClock,
                                                 Logger(*sink_, LogLevel::kInfo)));
     FakeNode& node = *nodes_.back();
-    EXPECT_TRUE(wait([&] { return node.admitted() && get("/health/ready").status == 200; })) << node.refusal();
+    EXPECT_TRUE(wait([&] { return node.admitted() && get("/health/ready").status == 200; }))
+        << node.refusal();
     return node;
   }
   FakeNode& add_speaker(std::string text, Duration token_time = {}) {
@@ -160,9 +164,11 @@ class RouterTest : public testing::Test {
       const json::value chunk = json::parse(e);
       for (const json::value& choice : chunk.at("choices").as_array()) {
         if (choice.at("index").as_int64() != index) continue;
-        if (const json::value* t = choice.as_object().if_contains("text")) text += t->as_string().c_str();
+        if (const json::value* t = choice.as_object().if_contains("text"))
+          text += t->as_string().c_str();
         if (const json::value* d = choice.as_object().if_contains("delta")) {
-          if (const json::value* c = d->as_object().if_contains("content")) text += c->as_string().c_str();
+          if (const json::value* c = d->as_object().if_contains("content"))
+            text += c->as_string().c_str();
         }
       }
     }
@@ -170,7 +176,13 @@ class RouterTest : public testing::Test {
   }
   static std::string content(const HttpReply& reply) {
     EXPECT_EQ(reply.status, 200) << reply.body;
-    return json::parse(reply.body).at("choices").at(0).at("message").at("content").as_string().c_str();
+    return json::parse(reply.body)
+        .at("choices")
+        .at(0)
+        .at("message")
+        .at("content")
+        .as_string()
+        .c_str();
   }
   static std::string param(const HttpReply& reply) {
     const json::value p = json::parse(reply.body).at("error").at("param");
@@ -218,13 +230,15 @@ class RouterTest : public testing::Test {
 
 TEST_F(RouterTest, StreamedAndWholeAnswersAreTheSame) {
   boot();
-  const std::string text = "Sure, I can book \xf0\x9f\x98\x80 a table caf\xc3\xa9\xe2\x80\x94today.";
+  const std::string text =
+      "Sure, I can book \xf0\x9f\x98\x80 a table caf\xc3\xa9\xe2\x80\x94today.";
   add_speaker(text, milliseconds(1));
   EXPECT_EQ(content(chat(R"("max_tokens":100)")), text);
   const HttpReply stream = chat(R"("max_tokens":100,"stream":true)");
   EXPECT_EQ(stream.status, 200);
   EXPECT_EQ(joined(stream), text);
-  for (const std::string stop : {"a table caf", "\xc3\xa9\xe2\x80\x94", "can book \xf0\x9f\x98\x80 a", "Sure"}) {
+  for (const std::string stop :
+       {"a table caf", "\xc3\xa9\xe2\x80\x94", "can book \xf0\x9f\x98\x80 a", "Sure"}) {
     const std::string field = R"("max_tokens":100,"stop":")" + stop + "\"";  // case 11
     const std::string want = text.substr(0, text.find(stop));
     const HttpReply whole = chat(field);
@@ -239,8 +253,8 @@ TEST_F(RouterTest, StreamedAndWholeAnswersAreTheSame) {
 TEST_F(RouterTest, ChunksHaveOneShapeAndEndWithDone) {  // cases 12, 13
   boot();
   add_speaker("one two three four five", milliseconds(1));
-  for (const char* options : {"", R"(,"stream_options":{"include_usage":false})", R"(,"stream_options":{})",
-                              R"(,"stream_options":null)"}) {
+  for (const char* options : {"", R"(,"stream_options":{"include_usage":false})",
+                              R"(,"stream_options":{})", R"(,"stream_options":null)"}) {
     const HttpReply reply = chat(std::string(R"("max_tokens":4,"n":2,"stream":true)") + options);
     const std::vector<std::string> all = events(reply);
     ASSERT_GE(all.size(), 4U);
@@ -262,7 +276,8 @@ TEST_F(RouterTest, ChunksHaveOneShapeAndEndWithDone) {  // cases 12, 13
     EXPECT_EQ(finishes, (std::array<int, 2>{1, 1}));
     EXPECT_EQ(roles, (std::array<int, 2>{1, 1}));
   }
-  const HttpReply usage = chat(R"("max_tokens":4,"stream":true,"stream_options":{"include_usage":true})");
+  const HttpReply usage =
+      chat(R"("max_tokens":4,"stream":true,"stream_options":{"include_usage":true})");
   const std::vector<std::string> all = events(usage);
   const json::value last = json::parse(all[all.size() - 2]);
   EXPECT_TRUE(last.at("choices").as_array().empty());
@@ -273,18 +288,23 @@ TEST_F(RouterTest, PartsAndToolTurnsCountAsTheyShould) {  // cases 01, 02, 07
   boot();
   add_speaker("ok");
   auto prompt_tokens = [&](const std::string& messages) {
-    const HttpReply r = post("/v1/chat/completions", R"({"model":"chat-6m","max_tokens":1,"messages":)" + messages + "}");
+    const HttpReply r = post("/v1/chat/completions",
+                             R"({"model":"chat-6m","max_tokens":1,"messages":)" + messages + "}");
     EXPECT_EQ(r.status, 200) << r.body;
     return r.status == 200 ? json::parse(r.body).at("usage").at("prompt_tokens").as_int64() : -1;
   };
-  EXPECT_EQ(prompt_tokens(R"([{"role":"user","content":[{"type":"text","text":"first half, "},{"type":"text","text":"second half"}]}])"),
-            prompt_tokens(R"([{"role":"user","content":"first half, second half"}])"));
+  EXPECT_EQ(
+      prompt_tokens(
+          R"([{"role":"user","content":[{"type":"text","text":"first half, "},{"type":"text","text":"second half"}]}])"),
+      prompt_tokens(R"([{"role":"user","content":"first half, second half"}])"));
   EXPECT_EQ(prompt_tokens(R"([{"role":"user","content":"\ud83d\ude00"}])"),
             prompt_tokens("[{\"role\":\"user\",\"content\":\"\xf0\x9f\x98\x80\"}]"));
-  const std::string calls = R"("tool_calls":[{"id":"c1","type":"function","function":{"name":"add","arguments":"{\"a\":2}"}}]})";
+  const std::string calls =
+      R"("tool_calls":[{"id":"c1","type":"function","function":{"name":"add","arguments":"{\"a\":2}"}}]})";
   std::set<int64_t> counts;
   for (const char* c : {"", R"("content":null,)", R"("content":"",)"}) {
-    const std::string messages = R"([{"role":"user","content":"x"},{"role":"assistant",)" + std::string(c) + calls +
+    const std::string messages = R"([{"role":"user","content":"x"},{"role":"assistant",)" +
+                                 std::string(c) + calls +
                                  R"(,{"role":"tool","tool_call_id":"c1","content":"5"}])";
     counts.insert(prompt_tokens(messages));
     const HttpReply t = post("/tokenize", R"({"messages":)" + messages + "}");
@@ -306,7 +326,8 @@ TEST_F(RouterTest, BadRequestsAreToldAndTheNextOneWorks) {  // cases 03, 04, 05,
   EXPECT_EQ(param(chat(R"("logit_bias":{"99999999":5})")), "logit_bias");
   EXPECT_TRUE(good());
   for (const char* prompt : {"[-1]", "[4294967296]", "[1.5]", "[[1,2],[-7]]", "[1,\"a\"]"}) {
-    EXPECT_EQ(complete("\"prompt\":" + std::string(prompt) + ",\"max_tokens\":1").status, 400) << prompt;
+    EXPECT_EQ(complete("\"prompt\":" + std::string(prompt) + ",\"max_tokens\":1").status, 400)
+        << prompt;
   }
   EXPECT_TRUE(good());
   for (const char* seed : {"18446744073709551616", "1.5", "\"7\""}) {
@@ -316,10 +337,12 @@ TEST_F(RouterTest, BadRequestsAreToldAndTheNextOneWorks) {  // cases 03, 04, 05,
   EXPECT_EQ(chat("\"x\":" + nest).status, 400);
   EXPECT_EQ(chat("\"tools\":" + nest).status, 400);
   EXPECT_EQ(get("/health").status, 200);
-  const HttpReply twice = post("/v1/chat/completions",
-                               R"({"model":"chat-6m","max_tokens":1,"max_tokens":4,"messages":[{"role":"user","content":"a"}],"messages":[{"role":"user","content":"b c d e"}]})");
+  const HttpReply twice = post(
+      "/v1/chat/completions",
+      R"({"model":"chat-6m","max_tokens":1,"max_tokens":4,"messages":[{"role":"user","content":"a"}],"messages":[{"role":"user","content":"b c d e"}]})");
   const HttpReply last = chat("\"max_tokens\":4", "b c d e");
-  EXPECT_EQ(json::serialize(json::parse(twice.body).at("usage")), json::serialize(json::parse(last.body).at("usage")));
+  EXPECT_EQ(json::serialize(json::parse(twice.body).at("usage")),
+            json::serialize(json::parse(last.body).at("usage")));
   EXPECT_EQ(post("/v1/chat/completions", "{\"model\":").status, 400);
   EXPECT_EQ(post("/v1/chat/completions", "").status, 400);
   EXPECT_EQ(param(chat("\"max_tokens\":100000")), "max_tokens");
@@ -329,7 +352,8 @@ TEST_F(RouterTest, BadRequestsAreToldAndTheNextOneWorks) {  // cases 03, 04, 05,
   const HttpReply too_long = chat("", longer);
   EXPECT_EQ(too_long.status, 400);
   EXPECT_EQ(param(too_long), "messages");
-  EXPECT_EQ(json::parse(too_long.body).at("error").at("code").as_string(), "context_length_exceeded");
+  EXPECT_EQ(json::parse(too_long.body).at("error").at("code").as_string(),
+            "context_length_exceeded");
   EXPECT_TRUE(good());
 }
 
@@ -355,7 +379,9 @@ TEST_F(RouterTest, EmptyStopsEndNothing) {  // case 06
   boot();
   add_speaker("some text that goes on");
   for (const char* stop : {"\"\"", "[]", "null", "[\"\",\"zzz\"]"}) {
-    EXPECT_EQ(content(chat("\"max_tokens\":30,\"stop\":" + std::string(stop))), "some text that goes on") << stop;
+    EXPECT_EQ(content(chat("\"max_tokens\":30,\"stop\":" + std::string(stop))),
+              "some text that goes on")
+        << stop;
   }
 }
 
@@ -364,11 +390,13 @@ TEST_F(RouterTest, BatchedPromptsKeepTheirOrder) {  // case 10
   FakeNodeOptions options;  // answers with the prompt's own last token, late ones first
   options.script = [](const control::Task& task) {
     Script s;
-    for (int i = 0; i < 2; ++i) s.tokens.emplace_back().set_id(task.tokens(static_cast<int>(task.prompt_tokens()) - 1));
+    for (int i = 0; i < 2; ++i)
+      s.tokens.emplace_back().set_id(task.tokens(static_cast<int>(task.prompt_tokens()) - 1));
     return s;
   };
   add_node(std::move(options));
-  const HttpReply texts = complete(R"("prompt":["1 2 3","a b c","x"],"n":2,"max_tokens":2,"temperature":0,"echo":true)");
+  const HttpReply texts = complete(
+      R"("prompt":["1 2 3","a b c","x"],"n":2,"max_tokens":2,"temperature":0,"echo":true)");
   ASSERT_EQ(texts.status, 200) << texts.body;
   const json::value answer = json::parse(texts.body);
   ASSERT_EQ(answer.at("choices").as_array().size(), 6U);
@@ -382,11 +410,14 @@ TEST_F(RouterTest, BatchedPromptsKeepTheirOrder) {  // case 10
   for (const std::string& p : prompts) {
     const auto encoded = the_model().text.tokenizer->encode(p);
     ids += ids.empty() ? "[" : ",[";
-    for (size_t i = 0; i < encoded->size(); ++i) ids += (i == 0 ? "" : ",") + std::to_string((*encoded)[i]);
+    for (size_t i = 0; i < encoded->size(); ++i)
+      ids += (i == 0 ? "" : ",") + std::to_string((*encoded)[i]);
     ids += "]";
   }
-  const HttpReply arrays = complete("\"prompt\":[" + ids + R"(],"n":2,"max_tokens":2,"temperature":0,"echo":true)");
-  EXPECT_EQ(json::serialize(json::parse(arrays.body).at("choices")), json::serialize(answer.at("choices")));
+  const HttpReply arrays =
+      complete("\"prompt\":[" + ids + R"(],"n":2,"max_tokens":2,"temperature":0,"echo":true)");
+  EXPECT_EQ(json::serialize(json::parse(arrays.body).at("choices")),
+            json::serialize(answer.at("choices")));
   EXPECT_EQ(json::parse(arrays.body).at("usage").at("prompt_tokens").as_int64(),
             answer.at("usage").at("prompt_tokens").as_int64());
 }
@@ -398,7 +429,8 @@ TEST_F(RouterTest, AClientThatLeavesFreesItsPlace) {  // case 16
   FakeNode& node = add_speaker(words, milliseconds(2));
   const std::string body = chat_body("\"max_tokens\":3000,\"stream\":true");
   const std::string head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: ";
-  const std::string streamed = raw({head + std::to_string(body.size()) + "\r\n\r\n" + body}, milliseconds(300));
+  const std::string streamed =
+      raw({head + std::to_string(body.size()) + "\r\n\r\n" + body}, milliseconds(300));
   EXPECT_NE(streamed.find("data: "), streamed.npos);
   EXPECT_TRUE(wait([&] { return node.running() == 0; }, seconds(2)));
   const std::string whole = chat_body("\"max_tokens\":3000");
@@ -412,11 +444,14 @@ TEST_F(RouterTest, LogprobsAreFiniteSortedAndAligned) {  // cases 17, 18
   boot();
   add_speaker(" four five");
   const HttpReply chat_reply = chat(R"("max_tokens":2,"logprobs":true,"top_logprobs":2)");
-  const json::value content_list = json::parse(chat_reply.body).at("choices").at(0).at("logprobs").at("content");
+  const json::value content_list =
+      json::parse(chat_reply.body).at("choices").at(0).at("logprobs").at("content");
   ASSERT_EQ(content_list.as_array().size(), 2U);
   EXPECT_EQ(content_list.at(0).at("top_logprobs").at(1).at("logprob").to_number<double>(), -9999.0);
-  for (const char* extra : {R"("max_tokens":0)", R"("max_tokens":1)", R"("max_tokens":0,"temperature":1,"top_k":1)"}) {
-    const HttpReply reply = complete(R"("prompt":"one two three","echo":true,"logprobs":1,)" + std::string(extra));
+  for (const char* extra :
+       {R"("max_tokens":0)", R"("max_tokens":1)", R"("max_tokens":0,"temperature":1,"top_k":1)"}) {
+    const HttpReply reply =
+        complete(R"("prompt":"one two three","echo":true,"logprobs":1,)" + std::string(extra));
     ASSERT_EQ(reply.status, 200) << reply.body;
     const json::value choice = json::parse(reply.body).at("choices").at(0);
     EXPECT_EQ(std::string(choice.at("text").as_string()).rfind("one two three", 0), 0U);
@@ -448,7 +483,9 @@ TEST_F(RouterTest, EndTokensAreTheModels) {  // case 29, router's side
   chat("\"stop_token_ids\":[77]");
   const auto seen = node.seen();
   ASSERT_EQ(seen.size(), 3U);
-  auto stops = [&](size_t i) { return std::vector<int>(seen[i].stop_tokens().begin(), seen[i].stop_tokens().end()); };
+  auto stops = [&](size_t i) {
+    return std::vector<int>(seen[i].stop_tokens().begin(), seen[i].stop_tokens().end());
+  };
   EXPECT_EQ(stops(0), (std::vector<int>{2, 0}));
   EXPECT_TRUE(stops(1).empty());
   EXPECT_EQ(stops(2), (std::vector<int>{2, 0, 77}));
@@ -458,20 +495,28 @@ TEST_F(RouterTest, ChunkedBodies) {  // case 34
   boot();
   add_speaker("fine");
   const std::string body = chat_body("\"max_tokens\":5");
-  const std::string head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n";
+  const std::string head =
+      "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: "
+      "chunked\r\n";
   char size[16];
   std::snprintf(size, sizeof(size), "%zx", body.size());
-  EXPECT_NE(raw({head + "\r\n" + size + "\r\n" + body + "\r\n0\r\n\r\n"}, seconds(1)).find(" 200 "), std::string::npos);
-  EXPECT_NE(raw({head + "Trailer: X\r\n\r\n" + size + ";name=value\r\n" + body + "\r\n0\r\nX: y\r\n\r\n"}, seconds(1)).find(" 200 "),
+  EXPECT_NE(raw({head + "\r\n" + size + "\r\n" + body + "\r\n0\r\n\r\n"}, seconds(1)).find(" 200 "),
             std::string::npos);
+  EXPECT_NE(
+      raw({head + "Trailer: X\r\n\r\n" + size + ";name=value\r\n" + body + "\r\n0\r\nX: y\r\n\r\n"},
+          seconds(1))
+          .find(" 200 "),
+      std::string::npos);
   std::vector<std::string> pieces{head + "\r\n"};
   for (char c : body) pieces.push_back(std::string("1\r\n") + c + "\r\n");
   pieces.push_back("0\r\n\r\n");
   EXPECT_NE(raw(pieces, seconds(1)).find(" 200 "), std::string::npos);
   const std::string bad = raw({head + "\r\nzz\r\n" + body + "\r\n0\r\n\r\n"}, seconds(1));
   EXPECT_NE(bad.find(" 400 "), bad.npos) << bad;
-  const std::string both = raw({"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n" +
-                                std::string(size) + "\r\n" + body + "\r\n0\r\n\r\n"}, seconds(1));
+  const std::string both = raw({"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: "
+                                "5\r\nTransfer-Encoding: chunked\r\n\r\n" +
+                                std::string(size) + "\r\n" + body + "\r\n0\r\n\r\n"},
+                               seconds(1));
   EXPECT_EQ(both.find("HTTP/1.1", 5), both.npos) << both;  // never two readings
 }
 
@@ -481,7 +526,8 @@ TEST_F(RouterTest, PreflightsNeedNoKeyAndRefusalsCarryCors) {  // case 35
   HttpHeaders preflight = origin;
   preflight.emplace_back("Access-Control-Request-Method", "POST");
   preflight.emplace_back("Access-Control-Request-Headers", "authorization,content-type");
-  const HttpReply options = send({.method = "OPTIONS", .target = "/v1/chat/completions", .headers = preflight, .body = {}});
+  const HttpReply options = send(
+      {.method = "OPTIONS", .target = "/v1/chat/completions", .headers = preflight, .body = {}});
   EXPECT_TRUE(options.status == 200 || options.status == 204);
   auto header = [](const HttpReply& reply, std::string_view name) {
     for (const auto& [key, value] : reply.headers) {
@@ -514,7 +560,8 @@ TEST_F(RouterTest, ModelIdsWithSlashes) {  // case 36
     EXPECT_EQ(reply.status, 404) << path;
     EXPECT_TRUE(json::parse(reply.body).as_object().contains("error")) << path;
   }
-  EXPECT_EQ(json::parse(get("/v1/models").body).at("data").at(0).at("id").as_string(), "org/name v1");
+  EXPECT_EQ(json::parse(get("/v1/models").body).at("data").at(0).at("id").as_string(),
+            "org/name v1");
   EXPECT_EQ(get("/v1/chat/completions").status, 405);
 }
 
@@ -523,7 +570,9 @@ bool parse_sample(const std::string& line, std::string& name, std::string& label
   size_t at = 0;
   auto word = [&](std::string& out) {
     const size_t begin = at;
-    while (at < line.size() && (std::isalnum(static_cast<unsigned char>(line[at])) != 0 || line[at] == '_' || line[at] == ':')) ++at;
+    while (at < line.size() && (std::isalnum(static_cast<unsigned char>(line[at])) != 0 ||
+                                line[at] == '_' || line[at] == ':'))
+      ++at;
     out = line.substr(begin, at - begin);
     return !out.empty() && std::isdigit(static_cast<unsigned char>(out[0])) == 0;
   };
@@ -536,7 +585,9 @@ bool parse_sample(const std::string& line, std::string& name, std::string& label
       if (!word(key) || line.compare(at, 2, "=\"") != 0) return false;
       for (at += 2; at < line.size() && line[at] != '"'; ++at) {
         if (line[at] != '\\') continue;
-        if (++at >= line.size() || std::string_view("\\\"n").find(line[at]) == std::string_view::npos) return false;
+        if (++at >= line.size() ||
+            std::string_view("\\\"n").find(line[at]) == std::string_view::npos)
+          return false;
       }
       if (++at >= line.size()) return false;
       if (line[at] == ',') ++at;
@@ -572,7 +623,8 @@ void expect_strict_exposition(const std::string& text) {
       bucket_series = series;
       EXPECT_GE(value, last) << line;
       last = value;
-      if (labels.find("le=\"+Inf\"") != labels.npos) infinite[name.substr(0, name.size() - 7)] += value;
+      if (labels.find("le=\"+Inf\"") != labels.npos)
+        infinite[name.substr(0, name.size() - 7)] += value;
     }
     if (name.ends_with("_count")) counts[name.substr(0, name.size() - 6)] += value;
   }
@@ -584,11 +636,15 @@ TEST_F(RouterTest, MetricsStayReadableAndBounded) {  // case 37
   boot();
   add_speaker("x");
   chat("");
-  EXPECT_EQ(post("/v1/chat/completions", R"({"model":"a\"b\\c\nd","messages":[{"role":"user","content":"x"}]})").status, 404);
+  EXPECT_EQ(post("/v1/chat/completions",
+                 R"({"model":"a\"b\\c\nd","messages":[{"role":"user","content":"x"}]})")
+                .status,
+            404);
   const HttpReply before = get("/metrics");
   expect_strict_exposition(before.body);
   for (int i = 0; i < 1000; ++i) {
-    post("/v1/chat/completions", R"({"model":"m)" + std::to_string(i) + R"(","messages":[{"role":"user","content":"x"}]})");
+    post("/v1/chat/completions",
+         R"({"model":"m)" + std::to_string(i) + R"(","messages":[{"role":"user","content":"x"}]})");
   }
   const HttpReply after = get("/metrics");
   expect_strict_exposition(after.body);
@@ -614,7 +670,9 @@ TEST_F(RouterTest, TheFirstTokenIsNotHeldBack) {  // failures.md 23
   const TimePoint start = kClock.now();
   std::optional<double> first;
   size_t pieces = 0;
-  auto reply = client_->stream({.method = "POST", .target = "/v1/chat/completions", .headers = {},
+  auto reply = client_->stream({.method = "POST",
+                                .target = "/v1/chat/completions",
+                                .headers = {},
                                 .body = chat_body("\"max_tokens\":40,\"stream\":true")},
                                [&](std::string_view) {
                                  if (!first) first = to_seconds(kClock.now() - start);
@@ -690,21 +748,26 @@ TEST_F(RouterTest, AWrongNodeIsRefusedInPlainWords) {
   options.model_fingerprint = "0000";
   options.tokenizer_hash = std::string(the_model().text.tokenizer->hash());
   options.vocab = the_model().checkpoint->config().vocab;
-  FakeNode node(router_->control_port(), std::move(options), kClock, Logger(*sink_, LogLevel::kInfo));
+  FakeNode node(router_->control_port(), std::move(options), kClock,
+                Logger(*sink_, LogLevel::kInfo));
   EXPECT_TRUE(wait([&] { return !node.refusal().empty(); }));
-  EXPECT_NE(node.refusal().find("model fingerprint is 0000 on decode-0 but"), std::string::npos) << node.refusal();
+  EXPECT_NE(node.refusal().find("model fingerprint is 0000 on decode-0 but"), std::string::npos)
+      << node.refusal();
   EXPECT_EQ(get("/health/ready").status, 503);
 }
 
 TEST_F(RouterTest, TokenizeAndBack) {
   boot();
-  const HttpReply t = post("/tokenize", R"({"model":"chat-6m","prompt":"hello<|im_end|> there","return_token_strs":true})");
+  const HttpReply t =
+      post("/tokenize",
+           R"({"model":"chat-6m","prompt":"hello<|im_end|> there","return_token_strs":true})");
   ASSERT_EQ(t.status, 200) << t.body;
   const json::value v = json::parse(t.body);
   EXPECT_EQ(v.at("count").as_int64(), static_cast<int64_t>(v.at("tokens").as_array().size()));
   EXPECT_EQ(v.at("token_strs").as_array().size(), v.at("tokens").as_array().size());
   EXPECT_EQ(v.at("max_model_len").as_int64(), 4096);
-  EXPECT_NE(json::serialize(v.at("tokens")).find(",2,"), std::string::npos);  // case 22: markers are the tokens
+  EXPECT_NE(json::serialize(v.at("tokens")).find(",2,"),
+            std::string::npos);  // case 22: markers are the tokens
   const HttpReply d = post("/detokenize", R"({"tokens":)" + json::serialize(v.at("tokens")) + "}");
   EXPECT_EQ(json::parse(d.body).at("prompt").as_string(), "hello<|im_end|> there");
   EXPECT_EQ(post("/tokenize", R"({"model":"nope","prompt":"x"})").status, 404);

@@ -126,7 +126,8 @@ TEST(ClusterFile, ServiceLinksOfKubernetesAreNobodysSetting) {
 TEST(ClusterFile, UnknownKeysNameFileLineAndTheNearestKey) {
   EXPECT_THAT(refusal("model: {path: m}\nrouter:\n  http:\n    prot: 1\n"),
               HasSubstr("c.yaml:4: router.http.prot: unknown key; did you mean router.http.port?"));
-  EXPECT_THAT(refusal("model: {path: m}\nruoter: {}\n"), HasSubstr("c.yaml:2: ruoter: unknown key; did you mean router?"));
+  EXPECT_THAT(refusal("model: {path: m}\nruoter: {}\n"),
+              HasSubstr("c.yaml:2: ruoter: unknown key; did you mean router?"));
   EXPECT_THAT(refusal("model: {path: m}\nrouter: {idle_timeout: 3s}\n"),
               HasSubstr("did you mean router.http.idle_timeout?"));
   EXPECT_THAT(refusal("model: {path: m}\ndecode:\n- name: a\n- nmae: b\n"),
@@ -141,7 +142,8 @@ TEST(ClusterFile, WrongTypesUnitsAndRangesAreRefused) {
     const char* message;
   };
   for (const auto& [text, message] : std::initializer_list<Case>{
-           {"router: {http: {port: 65536}}", "router.http.port: 65536 is out of range; allowed are 0 to 65535"},
+           {"router: {http: {port: 65536}}",
+            "router.http.port: 65536 is out of range; allowed are 0 to 65535"},
            {"router: {http: {port: -1}}", "-1 is out of range"},
            {"router: {http: {port: 80.5}}", "'80.5' is not a whole number"},
            {"router: {http: {port: \"80\"}}", "remove the quotes"},
@@ -270,8 +272,9 @@ TEST_F(ConfigFiles, MissingFilesAndModelsAreNamedWithTheirKey) {
               HasSubstr("no.yaml: there is no such file"));
   EXPECT_THAT(load_cluster_config(folder_.string(), {}).error().detail, HasSubstr("is a folder"));
   const std::string path = write("c.yaml", "model:\n  path: nope\n");
-  EXPECT_THAT(load_cluster_config(path, {}).error().detail,
-              HasSubstr(path + ":2: model.path: there is no model at " + (folder_ / "nope").string()));
+  EXPECT_THAT(
+      load_cluster_config(path, {}).error().detail,
+      HasSubstr(path + ":2: model.path: there is no model at " + (folder_ / "nope").string()));
 }
 
 TEST_F(ConfigFiles, KeysComeFromBothPlacesAndAnEmptyFileIsRefused) {

@@ -25,7 +25,8 @@ TEST(Durations, ParseWithEveryUnitAndDecimals) {
 TEST(Durations, RefuseWhatHasNoUnitOrAWrongOne) {
   EXPECT_THAT(parse_duration("3").error().detail, HasSubstr("has no unit"));
   EXPECT_THAT(parse_duration("0").error().detail, HasSubstr("has no unit"));
-  EXPECT_THAT(parse_duration("3MiB").error().detail, HasSubstr("'MiB' is not a unit of a duration"));
+  EXPECT_THAT(parse_duration("3MiB").error().detail,
+              HasSubstr("'MiB' is not a unit of a duration"));
   for (const char* bad : {"", "s", "-3s", "3.s", ".5s", "1e3s", "3s3", "3 s s", "0x3s", "nan s",
                           "99999999999999999999s", "9999999h", "0.5ns", "1.0000000000000001s"}) {
     EXPECT_FALSE(parse_duration(bad)) << bad;

@@ -36,7 +36,8 @@ TEST(YamlTree, AliasesAreWrittenOut) {
 
 TEST(YamlTree, RefusesSyntaxErrorsDuplicatesAndSecondDocuments) {
   EXPECT_THAT(refusal("a: 1\nb: [1, 2\n"), StartsWith("f.yaml:"));
-  EXPECT_THAT(refusal("a: 1\nb: 2\na: 3\n"), HasSubstr("f.yaml:3: duplicate key 'a', already on line 1"));
+  EXPECT_THAT(refusal("a: 1\nb: 2\na: 3\n"),
+              HasSubstr("f.yaml:3: duplicate key 'a', already on line 1"));
   EXPECT_THAT(refusal("a: 1\n---\nb: 2\n"), HasSubstr("a second document"));
   EXPECT_THAT(refusal("? [a, b]\n: 1\n"), HasSubstr("a key that is not a plain word"));
   EXPECT_THAT(refusal("a: \xff\n"), HasSubstr("f.yaml:1: is not UTF-8"));
@@ -65,7 +66,8 @@ TEST(YamlTree, BoundsNesting) {
   // An alias must not lift the bound either.
   std::string chain = "a0: &a0 [1]\n";
   for (int i = 1; i < 40; ++i) {
-    chain += "a" + std::to_string(i) + ": &a" + std::to_string(i) + " [*a" + std::to_string(i - 1) + "]\n";
+    chain += "a" + std::to_string(i) + ": &a" + std::to_string(i) + " [*a" + std::to_string(i - 1) +
+             "]\n";
   }
   EXPECT_THAT(refusal(chain), HasSubstr("nested deeper than 32"));
 }

@@ -21,7 +21,8 @@ TEST(RankBatch, LongestGenerationFirst) {
 }
 
 TEST(RankBatch, EqualOnesInOrderOfArrival) {
-  const std::vector<BatchCandidate> c{{.generated = 4, .arrival = 9}, {.generated = 4, .arrival = 2}};
+  const std::vector<BatchCandidate> c{{.generated = 4, .arrival = 9},
+                                      {.generated = 4, .arrival = 2}};
   EXPECT_EQ(rank_batch(c, seconds(1)), (std::vector<size_t>{1, 0}));
 }
 
@@ -33,8 +34,8 @@ TEST(RankBatch, WaitingAsLongAsTheAgeingTimeBeatsTheLongest) {
   EXPECT_EQ(rank_batch(c, seconds(1)).front(), 1U);
 }
 
-// A never-ending stream of work over few places: nobody waits longer than a bound that depends on the
-// number of requests alone, however long the others are.
+// A never-ending stream of work over few places: nobody waits longer than a bound that depends on
+// the number of requests alone, however long the others are.
 TEST(RankBatch, NothingStarves) {
   const auto seed = std::random_device{}();
   std::mt19937 random(seed);
@@ -55,8 +56,9 @@ TEST(RankBatch, NothingStarves) {
     uint64_t arrivals = 0;
     for (int i = 0; i < 4000; ++i) {
       while (live.size() < load) {
-        live.push_back({.candidate = {.generated = static_cast<uint32_t>(random() % 3 == 0 ? 500 : 1),
-                                      .arrival = ++arrivals}});
+        live.push_back(
+            {.candidate = {.generated = static_cast<uint32_t>(random() % 3 == 0 ? 500 : 1),
+                           .arrival = ++arrivals}});
       }
       std::vector<BatchCandidate> c;
       for (auto& l : live) {
@@ -76,7 +78,8 @@ TEST(RankBatch, NothingStarves) {
           ASSERT_LT(l.gap, bound) << "load " << load << " slots " << slots;
         }
       }
-      std::erase_if(live, [&](const Live& l) { return l.gap == Duration{} && random() % 200 == 0; });
+      std::erase_if(live,
+                    [&](const Live& l) { return l.gap == Duration{} && random() % 200 == 0; });
     }
   }
 }

@@ -125,14 +125,15 @@ TEST_F(DecodeSchedulerTest, AStopTokenEndsTheAnswerUnlessItIsTooEarly) {
   auto r = request(20, 30);
   const auto free_run = expected(r);
   r.stop_tokens = {free_run[5]};
-  const size_t at = static_cast<size_t>(
-      std::find(free_run.begin(), free_run.end(), free_run[5]) - free_run.begin());
+  const size_t at = static_cast<size_t>(std::find(free_run.begin(), free_run.end(), free_run[5]) -
+                                        free_run.begin());
   generate(1, r);
   auto later = r;
   later.min_new_tokens = static_cast<uint32_t>(at) + 1;
   generate(2, later);
   ASSERT_TRUE(run_idle());
-  EXPECT_EQ(answers_[1], std::vector<TokenId>(free_run.begin(), free_run.begin() + static_cast<long>(at)));
+  EXPECT_EQ(answers_[1],
+            std::vector<TokenId>(free_run.begin(), free_run.begin() + static_cast<long>(at)));
   EXPECT_EQ(finishes_[1], control::FINISH_STOP);
   EXPECT_EQ(answers_[2], expected(later));
   EXPECT_GT(answers_[2].size(), at);
@@ -249,7 +250,8 @@ TEST_F(DecodeSchedulerTest, RunningRequestsKeepTheirPaceWhileALongPromptIsPrefil
   start(options);
   generate(1, request(16, 200));
   world_.run_for(milliseconds(60));
-  // 2 ms + 50 us a row: a whole prompt of 1600 would stop the other for 80 ms, a chunk of 32 for 3.6.
+  // 2 ms + 50 us a row: a whole prompt of 1600 would stop the other for 80 ms, a chunk of 32
+  // for 3.6.
   std::vector<Duration> gaps;
   TimePoint last = world_.now();
   node_->to_router = [&](control::ToRouter message) {

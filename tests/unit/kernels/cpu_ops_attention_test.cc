@@ -49,7 +49,8 @@ model::HostTensor vector_tensor(const std::vector<float>& values) {
   return t;
 }
 
-// One sequence after its turn: positions, its blocks in a pool that others share, its own tail slot.
+// One sequence after its turn: positions, its blocks in a pool that others share, its own tail
+// slot.
 struct Sequence {
   std::vector<float> qkv;  // [tokens][columns], before norms and rope
   std::vector<BlockId> blocks;
@@ -67,7 +68,8 @@ class Layer {
     kv_.layout = {2, shape.kv_heads, shape.head_dim, format};
     kv_.blocks = 160;
     kv_.tails = 8;
-    pages_.assign(kv_.layout.block_bytes() * kv_.blocks, std::byte{0xff});  // NaN in every float type
+    pages_.assign(kv_.layout.block_bytes() * kv_.blocks,
+                  std::byte{0xff});  // NaN in every float type
     tails_.assign(kv_.layout.tail_layout().block_bytes() * kv_.tails, std::byte{0xff});
     kv_.pages = pages_.data();
     kv_.tail = tails_.data();
@@ -124,8 +126,8 @@ class Layer {
     ops_.attention(step, 1, params_.shape, qkv_, kv_, out_);
     for (size_t i = 0; i < parts.size(); ++i) {
       auto& [s, rows] = parts[i];
-      std::copy_n(static_cast<float*>(out_.data) + views[i].first_row * out_.cols,
-                  rows * out_.cols, s->out.begin() + s->done * out_.cols);
+      std::copy_n(static_cast<float*>(out_.data) + views[i].first_row * out_.cols, rows * out_.cols,
+                  s->out.begin() + s->done * out_.cols);
       s->done += rows;
     }
   }
@@ -141,8 +143,8 @@ class Layer {
  private:
   std::vector<double> rotated(const Sequence& s, uint32_t position, uint32_t head,
                               const std::vector<float>* norm) const;
-  std::vector<double> key_or_value(const Sequence& s, uint32_t position, uint32_t head, kv::KvSide side,
-                                   uint32_t reader) const;
+  std::vector<double> key_or_value(const Sequence& s, uint32_t position, uint32_t head,
+                                   kv::KvSide side, uint32_t reader) const;
   [[nodiscard]] const std::byte* page(const Sequence& s, uint32_t index) const {
     return kv_.pages + (kv_.blocks + s.blocks[index].value) * kv_.layout.page_bytes();
   }
@@ -186,8 +188,8 @@ std::vector<double> Layer::key_or_value(const Sequence& s, uint32_t position, ui
   std::vector<float> row(shape_.head_dim);
   if (!exact) {
     kv::decode_row(kv_.layout, side,
-                   page(s, position / 16) + kv::section_offset(kv_.layout, head, side), position % 16,
-                   row.data());
+                   page(s, position / 16) + kv::section_offset(kv_.layout, head, side),
+                   position % 16, row.data());
   } else {
     const uint32_t column = shape_.heads + (side == kv::KvSide::kK ? 0 : shape_.kv_heads) + head;
     std::vector<double> x;
@@ -209,7 +211,8 @@ std::vector<double> Layer::expected(const Sequence& s) const {
     for (uint32_t h = 0; h < shape_.heads; ++h) {
       const uint32_t kv_head = h / (shape_.heads / shape_.kv_heads);
       const auto q = rotated(s, p, h, shape_.qk_norm ? &tables_.q_norm : nullptr);
-      const uint32_t first = shape_.window == 0 || p + 1 < shape_.window ? 0 : p + 1 - shape_.window;
+      const uint32_t first =
+          shape_.window == 0 || p + 1 < shape_.window ? 0 : p + 1 - shape_.window;
       double total = 0;
       std::vector<double> sum(hd);
       for (uint32_t j = first; j <= p; ++j) {
@@ -263,9 +266,13 @@ TEST_P(CpuAttention, DoesNotDependOnHowAPromptIsCut) {
       Layer layer(*ops_, shape, format);
       Sequence whole = layer.sequence(301, 5);
       layer.run(whole, {301});
-      const std::vector<std::vector<uint32_t>> cuts = {
-          {1, 300}, {16, 285}, {15, 1, 285}, {100, 60, 141}, {200, 100, 1}, {7, 9, 30, 2, 252, 1},
-          std::vector<uint32_t>(301, 1)};
+      const std::vector<std::vector<uint32_t>> cuts = {{1, 300},
+                                                       {16, 285},
+                                                       {15, 1, 285},
+                                                       {100, 60, 141},
+                                                       {200, 100, 1},
+                                                       {7, 9, 30, 2, 252, 1},
+                                                       std::vector<uint32_t>(301, 1)};
       for (const auto& cut : cuts) {
         Layer other(*ops_, shape, format);
         Sequence s = other.sequence(301, 5);

@@ -43,7 +43,8 @@ std::vector<double> product(const std::vector<double>& x, const Matrix& w, const
   std::vector<double> y(static_cast<size_t>(w.tensor.rows()));
   for (size_t o = 0; o < y.size(); ++o) {
     double sum = bias == nullptr ? 0 : static_cast<double>(bias->values[o]);
-    for (size_t k = 0; k < x.size(); ++k) sum += x[k] * static_cast<double>(w.values[o * x.size() + k]);
+    for (size_t k = 0; k < x.size(); ++k)
+      sum += x[k] * static_cast<double>(w.values[o * x.size() + k]);
     y[o] = sum;
   }
   return y;
@@ -60,15 +61,19 @@ class CpuLinear : public ::testing::TestWithParam<std::tuple<CpuIsa, DType>> {
  protected:
   CpuIsa isa() const { return std::get<0>(GetParam()); }
   DType type() const { return std::get<1>(GetParam()); }
-  // Inputs are arbitrary floats: bf16 weights, and activations where the kernels round them, are each
-  // 2^-9 off at most, and some tests chain two projections.
+  // Inputs are arbitrary floats: bf16 weights, and activations where the kernels round them, are
+  // each 2^-9 off at most, and some tests chain two projections.
   double tolerance() const { return type() == DType::kF32 ? 3e-6 : 1e-2; }
 };
 
 TEST_P(CpuLinear, FusedPartsBiasAndNormMatchDoublePrecision) {
   auto ops = make_ops(isa(), type(), 2);
-  for (const auto& [in, outs] : std::vector<std::pair<int64_t, std::vector<int64_t>>>{
-           {33, {17, 5, 5}}, {64, {64, 32, 32}}, {576, {576, 192, 192}}, {100, {1, 50}}, {7, {40, 3, 16}}}) {
+  for (const auto& [in, outs] :
+       std::vector<std::pair<int64_t, std::vector<int64_t>>>{{33, {17, 5, 5}},
+                                                             {64, {64, 32, 32}},
+                                                             {576, {576, 192, 192}},
+                                                             {100, {1, 50}},
+                                                             {7, {40, 3, 16}}}) {
     std::vector<Matrix> weights;
     std::vector<Vector> biases;
     int64_t out = 0;
@@ -95,14 +100,15 @@ TEST_P(CpuLinear, FusedPartsBiasAndNormMatchDoublePrecision) {
       fill(x, random_floats(static_cast<size_t>(rows * in), rows));
       fill(y, poison(static_cast<size_t>(rows * out)));
       ops->norm_linear(rows, x, *norm, 1e-5F, *linear, y);
-      for (uint32_t r = 0; r < rows; r += rows > 9 ? 13 : 1) {
+      for (uint32_t r = 0; r<rows; r += rows> 9 ? 13 : 1) {
         const auto n = normed(row(x, r), scale.values, 1e-5);
         std::vector<double> want;
         for (size_t i = 0; i < outs.size(); ++i) {
           const auto part = product(n, weights[i], i == 1 ? nullptr : &biases[i]);
           want.insert(want.end(), part.begin(), part.end());
         }
-        EXPECT_LT(relative_error(row(y, r), want), tolerance()) << in << " row " << r << "/" << rows;
+        EXPECT_LT(relative_error(row(y, r), want), tolerance())
+            << in << " row " << r << "/" << rows;
       }
     }
   }
@@ -242,7 +248,8 @@ TEST_P(CpuLinear, MixtureOfExpertsMatchesDoublePrecisionAndIgnoresCompany) {
       for (double& w : weights) total += w = std::exp(w);
       std::vector<size_t> order(experts);
       for (size_t e = 0; e < experts; ++e) order[e] = e;
-      std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return weights[a] > weights[b]; });
+      std::sort(order.begin(), order.end(),
+                [&](size_t a, size_t b) { return weights[a] > weights[b]; });
       double kept = 0;
       for (uint32_t i = 0; i < chosen; ++i) kept += weights[order[i]];
       std::vector<double> want(first.begin(), first.end());

@@ -28,7 +28,8 @@ TEST(ThreadPool, EveryPieceIsDoneOnceForAnyNumberOfThreads) {
 
 TEST(ThreadPool, ResultsOfAJobAreVisibleToTheNextOne) {
   auto pool = *ThreadPool::create(4, {});
-  std::vector<int64_t> values(64, 0);  // plain memory: a missing barrier shows as a race or a wrong sum
+  std::vector<int64_t> values(64,
+                              0);  // plain memory: a missing barrier shows as a race or a wrong sum
   for (int64_t round = 0; round < 3000; ++round)
     pool->split(64, 1, [&](uint32_t, int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) values[static_cast<size_t>((i * 7 + round) % 64)] += 1;

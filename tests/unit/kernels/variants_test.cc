@@ -6,8 +6,8 @@
 
 #include "tests/unit/kernels/test_util.h"
 
-// Every kernel of every instruction set that this machine runs, against the plain one, over shapes that
-// do not fit vectors and tiles. Outputs start poisoned and are followed by a fence.
+// Every kernel of every instruction set that this machine runs, against the plain one, over shapes
+// that do not fit vectors and tiles. Outputs start poisoned and are followed by a fence.
 namespace tandem::testing {
 namespace {
 
@@ -51,7 +51,8 @@ TEST_P(CpuKernels, PackingGivesTheSameBytes) {
       const auto n32 = static_cast<size_t>(cpu::panel_elements_f32(in));
       const auto n16 = static_cast<size_t>(cpu::panel_elements_bf16(in));
       std::vector<float> f[2] = {poison(n32), poison(n32)};
-      std::vector<uint16_t> b[2] = {std::vector<uint16_t>(n16, 0x7fff), std::vector<uint16_t>(n16, 0x7fff)};
+      std::vector<uint16_t> b[2] = {std::vector<uint16_t>(n16, 0x7fff),
+                                    std::vector<uint16_t>(n16, 0x7fff)};
       plain_.pack.pack_f32(rows.data(), in + 3, count, in, f[0].data());
       table_.pack.pack_f32(rows.data(), in + 3, count, in, f[1].data());
       EXPECT_TRUE(same_bits(f[0], f[1])) << in << " x " << count;
@@ -61,8 +62,9 @@ TEST_P(CpuKernels, PackingGivesTheSameBytes) {
       for (int64_t lane = 0; lane < count; ++lane) {
         Output out(in);
         table_.pack.unpack_f32(f[1].data(), lane, in, out.data());
-        EXPECT_TRUE(same_bits(out.view(), std::span(rows).subspan(static_cast<size_t>(lane * (in + 3)),
-                                                                  static_cast<size_t>(in))));
+        EXPECT_TRUE(
+            same_bits(out.view(), std::span(rows).subspan(static_cast<size_t>(lane * (in + 3)),
+                                                          static_cast<size_t>(in))));
         table_.pack.unpack_bf16(b[1].data(), lane, in, out.data());
         for (int64_t k = 1; k < in; ++k)  // element 0 of row 0 is NaN
           EXPECT_EQ(out.view()[static_cast<size_t>(k)],
@@ -99,8 +101,8 @@ std::vector<Linear> linears(const KernelTable& table) {
 }
 
 // Runs a linear kernel on rows of floats, rounded first where the kernel wants them so.
-void run_linear(const KernelTable& table, Linear kind, const std::vector<float>& x, int64_t rows, int64_t in,
-                const void* panels, int64_t panel_count, float* c, int64_t c_stride) {
+void run_linear(const KernelTable& table, Linear kind, const std::vector<float>& x, int64_t rows,
+                int64_t in, const void* panels, int64_t panel_count, float* c, int64_t c_stride) {
   const int64_t stride = (in + 1) / 2 * 2;
   std::vector<float> padded(static_cast<size_t>(rows * stride));
   std::vector<uint16_t> rounded(padded.size());
@@ -118,9 +120,12 @@ void run_linear(const KernelTable& table, Linear kind, const std::vector<float>&
   t.c = c;
   t.c_stride = c_stride;
   switch (kind) {
-    case Linear::kF32: return table.linear.f32(t);
-    case Linear::kBf16: return table.linear.bf16(t);
-    case Linear::kBf16Rounded: return table.linear.bf16_rounded(t);
+    case Linear::kF32:
+      return table.linear.f32(t);
+    case Linear::kBf16:
+      return table.linear.bf16(t);
+    case Linear::kBf16Rounded:
+      return table.linear.bf16_rounded(t);
   }
 }
 
@@ -140,7 +145,8 @@ TEST_P(CpuKernels, LinearMatchesThePlainKernel) {
           Output got(rows * stride);
           Output want(rows * stride);
           run_linear(table_, kind, x, rows, in, w, panels, got.data(), stride);
-          run_linear(plain_, kind == Linear::kF32 ? kind : Linear::kBf16, reference_x, rows, in, w, panels, want.data(), stride);
+          run_linear(plain_, kind == Linear::kF32 ? kind : Linear::kBf16, reference_x, rows, in, w,
+                     panels, want.data(), stride);
           got.check();
           for (int64_t r = 0; r < rows; ++r) {
             const auto at = static_cast<size_t>(r * stride);
@@ -160,8 +166,9 @@ TEST_P(CpuKernels, LinearGivesARowTheSameBitsInEveryTile) {
       const auto w32 = packed<float>(kPanels, in, 3);
       const auto w16 = packed<uint16_t>(kPanels, in, 3);
       const auto panel = [&](int64_t p) {
-        return kind != Linear::kF32 ? static_cast<const void*>(w16.data() + p * cpu::panel_elements_bf16(in))
-                    : w32.data() + p * cpu::panel_elements_f32(in);
+        return kind != Linear::kF32
+                   ? static_cast<const void*>(w16.data() + p * cpu::panel_elements_bf16(in))
+                   : w32.data() + p * cpu::panel_elements_f32(in);
       };
       const auto x = random_floats(static_cast<size_t>(64 * in), 4);
       std::vector<std::vector<float>> alone;
@@ -175,8 +182,9 @@ TEST_P(CpuKernels, LinearGivesARowTheSameBitsInEveryTile) {
         std::vector<float> c(static_cast<size_t>(rows * kPanels * 16));
         run_linear(table_, kind, x, rows, in, panel(0), kPanels, c.data(), kPanels * 16);
         for (int64_t r = 0; r < rows; ++r)
-          ASSERT_TRUE(same_bits(std::span(c).subspan(static_cast<size_t>(r * kPanels * 16), kPanels * 16),
-                                alone[static_cast<size_t>(r)]))
+          ASSERT_TRUE(
+              same_bits(std::span(c).subspan(static_cast<size_t>(r * kPanels * 16), kPanels * 16),
+                        alone[static_cast<size_t>(r)]))
               << in << " inputs, row " << r << " of " << rows;
       }
     }
@@ -199,12 +207,14 @@ TEST_P(CpuKernels, RowOperationsMatchThePlainOnes) {
       got.check();
       EXPECT_LT(relative_error(got.view(), want.view()), 1e-6) << what << ' ' << n;
     };
-    compare("rms_norm", [&](const auto& k, float* out) { k.rms_norm(a.data(), b.data(), 1e-5F, n, out); });
+    compare("rms_norm",
+            [&](const auto& k, float* out) { k.rms_norm(a.data(), b.data(), 1e-5F, n, out); });
     for (const float* bias : {static_cast<const float*>(nullptr), c.data()}) {
       compare("store", [&](const auto& k, float* out) { k.store(a.data(), bias, n, out); });
       compare("add", [&](const auto& k, float* out) { k.add(a.data(), bias, n, out); });
-      compare("silu_mul",
-              [&](const auto& k, float* out) { k.silu_mul(a.data(), b.data(), bias, bias, n, out); });
+      compare("silu_mul", [&](const auto& k, float* out) {
+        k.silu_mul(a.data(), b.data(), bias, bias, n, out);
+      });
     }
     compare("axpy", [&](const auto& k, float* out) { k.axpy(a.data(), 0.7F, n, out); });
     if (n % 2 == 0)
@@ -219,10 +229,12 @@ TEST_P(CpuKernels, RowOperationsMatchThePlainOnes) {
 }
 
 TEST_P(CpuKernels, SiluHoldsAtTheEndsOfTheRange) {
-  const std::vector<float> gate = {-1000, -100, -88.5F, -20, -1e-6F, 0, 1e-6F, 20, 88.5F, 100, 1000};
+  const std::vector<float> gate = {-1000, -100, -88.5F, -20, -1e-6F, 0,
+                                   1e-6F, 20,   88.5F,  100, 1000};
   const std::vector<float> up(gate.size(), 1);
   std::vector<float> out(gate.size());
-  table_.rows.silu_mul(gate.data(), up.data(), nullptr, nullptr, static_cast<int64_t>(gate.size()), out.data());
+  table_.rows.silu_mul(gate.data(), up.data(), nullptr, nullptr, static_cast<int64_t>(gate.size()),
+                       out.data());
   for (size_t i = 0; i < gate.size(); ++i) {
     const double g = static_cast<double>(gate[i]);
     EXPECT_NEAR(out[i], g / (1 + std::exp(-g)), 1e-6 * std::max(1.0, std::abs(g))) << gate[i];
@@ -247,13 +259,21 @@ std::vector<float> tricky_rows(int64_t head_dim, uint64_t seed) {
   const auto n = static_cast<size_t>(16 * head_dim);
   auto rows = random_floats(n, seed, seed % 3 == 0 ? 1e-4F : 2.0F);
   std::mt19937 random(static_cast<unsigned>(seed));
-  const float odd[] = {0.0F, -0.0F, 1e-30F, -1e-8F, 65504, -70000, 1e30F,
-                       std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()};
+  const float odd[] = {0.0F,
+                       -0.0F,
+                       1e-30F,
+                       -1e-8F,
+                       65504,
+                       -70000,
+                       1e30F,
+                       std::numeric_limits<float>::infinity(),
+                       std::numeric_limits<float>::quiet_NaN()};
   if (seed % 4 == 1)
     for (int i = 0; i < 6; ++i) rows[random() % n] = odd[random() % std::size(odd)];
   if (seed % 4 == 2)  // constant rows and channels
     for (size_t i = 0; i < n; ++i)
-      if (i / static_cast<size_t>(head_dim) == 3 || i % static_cast<size_t>(head_dim) == 1) rows[i] = 0.37F;
+      if (i / static_cast<size_t>(head_dim) == 3 || i % static_cast<size_t>(head_dim) == 1)
+        rows[i] = 0.37F;
   if (seed % 8 == 7) std::fill(rows.begin(), rows.end(), 0.0F);
   return rows;
 }
@@ -262,13 +282,15 @@ TEST_P(CpuKernels, EncodersGiveTheBytesOfTheCodec) {
   for (const int64_t hd : kHeadDims)
     for (uint64_t seed = 0; seed < 40; ++seed) {
       const auto rows = tricky_rows(hd, seed);
-      for (const KvElement e : {KvElement::kF32, KvElement::kBf16, KvElement::kInt8, KvElement::kInt4})
+      for (const KvElement e :
+           {KvElement::kF32, KvElement::kBf16, KvElement::kInt8, KvElement::kInt4})
         for (const bool value : {false, true}) {
           const size_t size = section_bytes(e, value, hd);
           std::vector<std::byte> got(size + 32, std::byte{0x5a});
           auto want = got;
           const auto encode = [&](const KernelTable& k, std::byte* to) {
-            if (e == KvElement::kInt4 && !value) return k.kv.store_keys_int4(rows.data(), hd, hd, to);
+            if (e == KvElement::kInt4 && !value)
+              return k.kv.store_keys_int4(rows.data(), hd, hd, to);
             for (int64_t t = 0; t < 16; ++t)
               (value ? k.kv.store_value : k.kv.store_key)(e, rows.data() + t * hd, hd, t, to);
           };
@@ -282,7 +304,8 @@ TEST_P(CpuKernels, EncodersGiveTheBytesOfTheCodec) {
 
 TEST_P(CpuKernels, DecodersGiveTheFloatsOfTheCodecAndZeroBeyondTheValidTokens) {
   for (const int64_t hd : kHeadDims)
-    for (const KvElement e : {KvElement::kF32, KvElement::kBf16, KvElement::kInt8, KvElement::kInt4}) {
+    for (const KvElement e :
+         {KvElement::kF32, KvElement::kBf16, KvElement::kInt8, KvElement::kInt4}) {
       const auto rows = random_floats(static_cast<size_t>(16 * hd), 9);
       std::vector<std::byte> key(section_bytes(e, false, hd));
       std::vector<std::byte> value(section_bytes(e, true, hd));
@@ -312,10 +335,11 @@ TEST_P(CpuKernels, DecodersGiveTheFloatsOfTheCodecAndZeroBeyondTheValidTokens) {
         for (const Output& o : keys) o.check();
         for (const Output& o : values) o.check();
         for (size_t i = 0; i < keys[0].view().size(); ++i)
-          ASSERT_EQ(keys[0].view()[i], keys[1].view()[i]) << static_cast<int>(e) << " head_dim " << hd
-                                                          << " valid " << valid << " at " << i;
+          ASSERT_EQ(keys[0].view()[i], keys[1].view()[i])
+              << static_cast<int>(e) << " head_dim " << hd << " valid " << valid << " at " << i;
         for (size_t i = 0; i < values[0].view().size(); ++i)
-          ASSERT_EQ(values[0].view()[i], values[1].view()[i]) << static_cast<int>(e) << " head_dim " << hd;
+          ASSERT_EQ(values[0].view()[i], values[1].view()[i])
+              << static_cast<int>(e) << " head_dim " << hd;
         // Restore for the next, larger count.
         if (e != KvElement::kInt4)
           for (int64_t t = 0; t < 16; ++t) {
@@ -330,7 +354,9 @@ TEST_P(CpuKernels, DecodersGiveTheFloatsOfTheCodecAndZeroBeyondTheValidTokens) {
 
 struct AttendData {
   AttendData(int64_t rows_, int64_t head_dim_, uint64_t seed)
-      : rows(rows_), head_dim(head_dim_), stride(cpu::value_stride(head_dim_)),
+      : rows(rows_),
+        head_dim(head_dim_),
+        stride(cpu::value_stride(head_dim_)),
         q(random_floats(static_cast<size_t>(rows * head_dim), seed, 0.5F)),
         keys(random_floats(static_cast<size_t>(128 * head_dim), seed + 1)),
         values(random_floats(static_cast<size_t>(128 * stride), seed + 2)) {
@@ -424,15 +450,17 @@ TEST_P(CpuKernels, MergingPartsIsMergingInPlace) {
   for (int round = 0; round < 2; ++round)
     for (int64_t r = 0; r < 6; ++r) {
       const auto at = static_cast<size_t>(r);
-      table_.attention.merge(part.max[at], part.sum[at], part.acc.data() + r * data.stride, data.stride,
-                             &merged.max[at], &merged.sum[at], merged.acc.data() + r * data.stride);
+      table_.attention.merge(part.max[at], part.sum[at], part.acc.data() + r * data.stride,
+                             data.stride, &merged.max[at], &merged.sum[at],
+                             merged.acc.data() + r * data.stride);
     }
   EXPECT_TRUE(same_bits(in_place.acc, merged.acc));
   EXPECT_TRUE(same_bits(in_place.sum, merged.sum));
 }
 
 TEST(CpuIsaNames, AreReadBack) {
-  for (const CpuIsa isa : cpu::supported_isas()) EXPECT_EQ(*cpu::parse_cpu_isa(to_string(isa)), isa);
+  for (const CpuIsa isa : cpu::supported_isas())
+    EXPECT_EQ(*cpu::parse_cpu_isa(to_string(isa)), isa);
   const auto unknown = cpu::parse_cpu_isa("sse9");
   ASSERT_FALSE(unknown);
   EXPECT_NE(unknown.error().detail.find("sse9"), std::string::npos);

@@ -98,8 +98,8 @@ TEST_P(KvCodecFormats, RowsEncodedAloneEqualTheWholeSection) {
   }
 }
 
-// Largest error a format may make, from its step: half a step of the row's or group's own scale, plus
-// what rounding scale and minimum to half precision adds.
+// Largest error a format may make, from its step: half a step of the row's or group's own scale,
+// plus what rounding scale and minimum to half precision adds.
 TEST_P(KvCodecFormats, DecodedValuesStayWithinTheFormatsStep) {
   const uint32_t head_dim = 64;
   const KvLayout layout{1, 1, head_dim, GetParam()};
@@ -119,11 +119,19 @@ TEST_P(KvCodecFormats, DecodedValuesStayWithinTheFormatsStep) {
     }
     const double relative = std::sqrt(error / power);
     switch (GetParam()) {
-      case KvFormat::kF32: EXPECT_EQ(relative, 0); break;
-      case KvFormat::kBf16: EXPECT_LT(relative, 0x1p-8); break;
-      case KvFormat::kInt8: EXPECT_LT(relative, 0.02); break;
+      case KvFormat::kF32:
+        EXPECT_EQ(relative, 0);
+        break;
+      case KvFormat::kBf16:
+        EXPECT_LT(relative, 0x1p-8);
+        break;
+      case KvFormat::kInt8:
+        EXPECT_LT(relative, 0.02);
+        break;
       case KvFormat::kK8V4:
-      case KvFormat::kInt4: EXPECT_LT(relative, row_coded(layout, side) ? 0.16 : 0.14); break;
+      case KvFormat::kInt4:
+        EXPECT_LT(relative, row_coded(layout, side) ? 0.16 : 0.14);
+        break;
     }
   }
 }
@@ -131,7 +139,9 @@ TEST_P(KvCodecFormats, DecodedValuesStayWithinTheFormatsStep) {
 INSTANTIATE_TEST_SUITE_P(All, KvCodecFormats,
                          ::testing::Values(KvFormat::kF32, KvFormat::kBf16, KvFormat::kInt8,
                                            KvFormat::kK8V4, KvFormat::kInt4),
-                         [](const auto& param_info) { return std::string(to_string(param_info.param)); });
+                         [](const auto& param_info) {
+                           return std::string(to_string(param_info.param));
+                         });
 
 // The claim of codec.h about the fitted grid, on normal values, against plain min/max.
 TEST(KvCodec, FittedFourBitGridBeatsMinMax) {

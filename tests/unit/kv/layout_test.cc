@@ -34,7 +34,7 @@ TEST(KvLayout, CompressedPagesKeepTheStatedShareOfBf16) {
 
 TEST(KvLayout, SectionsArePaddedToSixteenBytes) {
   const KvLayout odd{1, 1, 6, KvFormat::kInt4};
-  EXPECT_EQ(odd.k_section_bytes(), 80u);  // 16*3 + 2*2*6 = 72
+  EXPECT_EQ(odd.k_section_bytes(), 80u);   // 16*3 + 2*2*6 = 72
   EXPECT_EQ(odd.v_section_bytes(), 112u);  // 16*3 + 2*2*16
   EXPECT_EQ(v4_groups(6), 1u);
   EXPECT_EQ(v4_groups(32), 1u);

@@ -17,8 +17,9 @@ class PrefixIndexTest : public ::testing::Test {
  protected:
   void start(uint32_t blocks, PrefixIndex::HashFunction hash = chain_hash) {
     index.reset();
-    pool = BlockPool::create({.layout = {1, 1, 32, KvFormat::kInt8}, .blocks = blocks, .poison = true})
-               .value();
+    pool =
+        BlockPool::create({.layout = {1, 1, 32, KvFormat::kInt8}, .blocks = blocks, .poison = true})
+            .value();
     index = std::make_unique<PrefixIndex>(*pool, hash);
   }
   // A sequence that computed `tokens` in full, as a prefill would.

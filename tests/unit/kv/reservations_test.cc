@@ -11,14 +11,18 @@ constexpr Generation kOther{12};
 class ReservationsTest : public ::testing::Test {
  protected:
   Status open(uint64_t id, Generation writer = kWriter, Duration lease = std::chrono::seconds(5)) {
-    Reservation r{.id = TransferId{id}, .request = RequestId{id}, .writer = writer,
-                  .deadline = clock.now() + lease, .blocks = {}};
+    Reservation r{.id = TransferId{id},
+                  .request = RequestId{id},
+                  .writer = writer,
+                  .deadline = clock.now() + lease,
+                  .blocks = {}};
     r.blocks.append(pool->allocate(2).value());
     return reservations.open(std::move(r));
   }
   ManualClock clock;
   std::unique_ptr<BlockPool> pool =
-      BlockPool::create({.layout = {1, 1, 32, KvFormat::kInt8}, .blocks = 8, .poison = true}).value();
+      BlockPool::create({.layout = {1, 1, 32, KvFormat::kInt8}, .blocks = 8, .poison = true})
+          .value();
   Reservations reservations{3};
 };
 

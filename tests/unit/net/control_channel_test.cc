@@ -189,7 +189,8 @@ class ControlChannel : public ::testing::Test {
   static control::ToNode read_all(const Fd& fd, size_t* count = nullptr) {
     return Reader().last(fd, count);
   }
-  static std::string frame(uint64_t sequence, const control::ToRouter& message, Generation g = kNode) {
+  static std::string frame(uint64_t sequence, const control::ToRouter& message,
+                           Generation g = kNode) {
     std::string out;
     append_frame(out, FrameKind::kMessage, sequence, g, message.SerializeAsString());
     return out;
@@ -256,11 +257,12 @@ TEST_F(ControlChannel, ASharedKeyLetsInWhoKnowsItAndNobodyElse) {
 TEST_F(ControlChannel, ProofsAreHmacsThatAnIndependentImplementationAccepts) {
   control::Hello h = hello("n").hello();
   const std::string nonce(32, 'N');
-  std::string data = nonce + std::string("\x01\x01\0\0\0n", 6) + std::string("\x4d\0\0\0\0\0\0\0", 8);
+  std::string data =
+      nonce + std::string("\x01\x01\0\0\0n", 6) + std::string("\x4d\0\0\0\0\0\0\0", 8);
   unsigned char expected[32];
   unsigned int length = 0;
-  HMAC(EVP_sha256(), "k", 1, reinterpret_cast<const unsigned char*>(data.data()), data.size(), expected,
-       &length);
+  HMAC(EVP_sha256(), "k", 1, reinterpret_cast<const unsigned char*>(data.data()), data.size(),
+       expected, &length);
   EXPECT_EQ(hello_proof("k", nonce, h), std::string(reinterpret_cast<char*>(expected), length));
 }
 
@@ -313,19 +315,20 @@ TEST_F(ControlChannel, StrangersAreCutOffAndDisturbNobody) {
     std::string bytes;
     std::string reason;
   };
-  for (const Case& c : std::vector<Case>{{"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "bad_magic"},
-                                         {std::string(100, '\0'), "bad_magic"},
-                                         {oversized, "oversized"},
-                                         {unparsable, "bad_message"},
-                                         {empty, "bad_message"},
-                                         {frame(0, hello("\xff")), "bad_message"},
-                                         {damaged, "bad_checksum"},
-                                         {frame(1, hello()), "bad_sequence"},
-                                         {frame(0, heartbeat(1)), "unexpected_message"},
-                                         {frame(0, hello(), Generation(5)), "refused"},
-                                         {frame(0, hello("a b")), "refused"},
-                                         {frame(0, hello()) + frame(0, hello()), "bad_sequence"},
-                                         {frame(0, hello()) + frame(1, hello()), "unexpected_message"}}) {
+  for (const Case& c :
+       std::vector<Case>{{"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "bad_magic"},
+                         {std::string(100, '\0'), "bad_magic"},
+                         {oversized, "oversized"},
+                         {unparsable, "bad_message"},
+                         {empty, "bad_message"},
+                         {frame(0, hello("\xff")), "bad_message"},
+                         {damaged, "bad_checksum"},
+                         {frame(1, hello()), "bad_sequence"},
+                         {frame(0, heartbeat(1)), "unexpected_message"},
+                         {frame(0, hello(), Generation(5)), "refused"},
+                         {frame(0, hello("a b")), "refused"},
+                         {frame(0, hello()) + frame(0, hello()), "bad_sequence"},
+                         {frame(0, hello()) + frame(1, hello()), "unexpected_message"}}) {
     const double before = rejected(c.reason);
     const Fd fd = dial();
     put(fd, c.bytes);

@@ -32,7 +32,8 @@ TEST(FrameCodec, LayoutIsAsDocumented) {
 
 TEST(FrameCodec, FramesComeOutWholeHoweverTheyArrive) {
   std::string stream;
-  for (uint64_t i = 0; i < 20; ++i) stream += frame(i, std::string(i * 37, static_cast<char>('a' + i)));
+  for (uint64_t i = 0; i < 20; ++i)
+    stream += frame(i, std::string(i * 37, static_cast<char>('a' + i)));
   for (const size_t step : {size_t{1}, size_t{7}, size_t{41}, stream.size()}) {
     FrameDecoder decoder(1 << 16);
     uint64_t count = 0;
@@ -55,7 +56,8 @@ FrameFault fault_of(std::string_view stream, uint32_t limit = 1024) {
   decoder.feed(stream);
   while (decoder.next()) {
   }
-  if (!decoder.fault()) return decoder.at_boundary() ? FrameFault::kVersion : FrameFault::kTruncated;
+  if (!decoder.fault())
+    return decoder.at_boundary() ? FrameFault::kVersion : FrameFault::kTruncated;
   decoder.feed(frame(0, "x"));
   EXPECT_FALSE(decoder.next()) << "a fault is final";
   return *decoder.fault();

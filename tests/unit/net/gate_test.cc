@@ -23,8 +23,8 @@ TEST(ApiKeyGate, LetsInKnownKeysOnly) {
   const ApiKeyGate gate({"sk-one", "sk-two"});
   EXPECT_TRUE(gate.check(with_header("Authorization", "Bearer sk-one")));
   EXPECT_TRUE(gate.check(with_header("authorization", "bearer  sk-two")));
-  for (const char* bad : {"Bearer sk-three", "Bearer sk-on", "Bearer sk-one ", "Bearer ", "Bearer", "", "sk-one",
-                          "Basic sk-one", "Bearersk-one"}) {
+  for (const char* bad : {"Bearer sk-three", "Bearer sk-on", "Bearer sk-one ", "Bearer ", "Bearer",
+                          "", "sk-one", "Basic sk-one", "Bearersk-one"}) {
     const Status status = gate.check(with_header("Authorization", bad));
     ASSERT_FALSE(status) << bad;
     EXPECT_EQ(status.error().code, ErrorCode::kUnauthenticated);
@@ -57,14 +57,16 @@ TEST(Targets, AreDecodedOnce) {
   EXPECT_EQ(r.path, "/p");
   ASSERT_TRUE(parse_target("http://h", r));
   EXPECT_EQ(r.path, "/");
-  for (const char* bad : {"", "a", "ftp://h/p", "http:///p", "/%", "/%1", "/%g0", "/a#b", "/%0a", "*"}) {
+  for (const char* bad :
+       {"", "a", "ftp://h/p", "http:///p", "/%", "/%1", "/%g0", "/a#b", "/%0a", "*"}) {
     EXPECT_FALSE(parse_target(bad, r)) << bad;
   }
 }
 
 TEST(Errors, HaveOpenAisShape) {
-  EXPECT_EQ(openai_error_body(make_error(ErrorCode::kInvalidArgument, "bad \"n\"", "n")),
-            R"({"error":{"message":"bad \"n\"","type":"invalid_request_error","param":"n","code":"invalid_argument"}})");
+  EXPECT_EQ(
+      openai_error_body(make_error(ErrorCode::kInvalidArgument, "bad \"n\"", "n")),
+      R"({"error":{"message":"bad \"n\"","type":"invalid_request_error","param":"n","code":"invalid_argument"}})");
   const HttpResponse full = error_response(make_error(ErrorCode::kQueueFull, "full"));
   EXPECT_EQ(full.status, 429);
   EXPECT_EQ(full.headers.at(0).first, "Retry-After");

@@ -1,9 +1,9 @@
 #include "common/net/http_client.h"
 
 #include <gmock/gmock.h>
+#include <openssl/ec.h>
 #include <openssl/evp.h>
 #include <openssl/pem.h>
-#include <openssl/ec.h>
 #include <openssl/x509.h>
 
 #include <cstdio>
@@ -26,7 +26,8 @@ TlsSettings make_certificate(const std::filesystem::path& folder) {
   X509_gmtime_adj(X509_getm_notAfter(certificate), 3600);
   X509_set_pubkey(certificate, key);
   X509_NAME* name = X509_get_subject_name(certificate);
-  X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, reinterpret_cast<const unsigned char*>("localhost"), -1, -1, 0);
+  X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC,
+                             reinterpret_cast<const unsigned char*>("localhost"), -1, -1, 0);
   X509_set_issuer_name(certificate, name);
   X509_sign(certificate, key, EVP_sha256());
   const TlsSettings files{(folder / "tls.crt").string(), (folder / "tls.key").string()};
@@ -58,29 +59,36 @@ class HttpClientTest : public HttpServerTest {
   void connect(const std::string& scheme = "http") {
     AsyncHttpOptions options;
     options.verify_certificate = false;
-    client_ = HttpClient::create(scheme + "://127.0.0.1:" + std::to_string(server_->port()), options).value();
+    client_ =
+        HttpClient::create(scheme + "://127.0.0.1:" + std::to_string(server_->port()), options)
+            .value();
   }
   void exercise() {
     for (int i = 0; i < 3; ++i) {
-      const auto hello = client_->request({.method = "GET", .target = "/hello", .headers = {}, .body = {}});
+      const auto hello =
+          client_->request({.method = "GET", .target = "/hello", .headers = {}, .body = {}});
       ASSERT_TRUE(hello) << hello.error().to_string();
       EXPECT_EQ(hello->status, 200);
       EXPECT_EQ(hello->body, "hello");
     }
     const std::string large(5'000'000, 'x');
-    const auto echo = client_->request({.method = "POST", .target = "/echo", .headers = {}, .body = large});
+    const auto echo =
+        client_->request({.method = "POST", .target = "/echo", .headers = {}, .body = large});
     ASSERT_TRUE(echo) << echo.error().to_string();
     EXPECT_EQ(echo->body, large);
     std::string streamed;
-    const auto stream = client_->stream({.method = "GET", .target = "/stream", .headers = {}, .body = {}},
-                                        [&](std::string_view bytes) { streamed += bytes; });
+    const auto stream =
+        client_->stream({.method = "GET", .target = "/stream", .headers = {}, .body = {}},
+                        [&](std::string_view bytes) { streamed += bytes; });
     ASSERT_TRUE(stream) << stream.error().to_string();
     std::string expected;
     for (int i = 0; i < 1000; ++i) expected += "data: " + std::to_string(i) + "\n\n";
     EXPECT_EQ(streamed, expected);
     EXPECT_FALSE(client_->request({.method = "GET", .target = "/cut", .headers = {}, .body = {}}))
         << "a cut body is an error";
-    EXPECT_EQ(client_->request({.method = "GET", .target = "/nope", .headers = {}, .body = {}})->status, 404);
+    EXPECT_EQ(
+        client_->request({.method = "GET", .target = "/nope", .headers = {}, .body = {}})->status,
+        404);
   }
   std::unique_ptr<HttpClient> client_;
 };
@@ -105,7 +113,8 @@ TEST_F(HttpClientTest, NobodyThereIsAnErrorThatNamesTheAddress) {
   start();
   connect();
   server_.reset();
-  const auto reply = client_->request({.method = "GET", .target = "/hello", .headers = {}, .body = {}});
+  const auto reply =
+      client_->request({.method = "GET", .target = "/hello", .headers = {}, .body = {}});
   ASSERT_FALSE(reply);
   EXPECT_THAT(reply.error().detail, HasSubstr("127.0.0.1:"));
   EXPECT_FALSE(HttpClient::create("ftp://x"));
@@ -130,14 +139,17 @@ TEST_F(Tls, EverythingWorksEncrypted) {
 
 TEST_F(Tls, AnUnknownCertificateIsRefusedUnlessToldOtherwise) {
   start();
-  const auto strict = HttpClient::create("https://127.0.0.1:" + std::to_string(server_->port())).value();
+  const auto strict =
+      HttpClient::create("https://127.0.0.1:" + std::to_string(server_->port())).value();
   EXPECT_FALSE(strict->request({.method = "GET", .target = "/hello", .headers = {}, .body = {}}));
 }
 
 TEST_F(Tls, GarbageAndPlainHttpEndTheirConnectionOnly) {
   start();
   connect("https");
-  for (const std::string& bytes : {get("/hello"), std::string(5000, '\xff'), std::string("\x16\x03\x01\xff\xff", 5) + std::string(70000, 'x')}) {
+  for (const std::string& bytes :
+       {get("/hello"), std::string(5000, '\xff'),
+        std::string("\x16\x03\x01\xff\xff", 5) + std::string(70000, 'x')}) {
     RawClient c = client();
     c.send(bytes);
     EXPECT_EQ(c.read_all().find("HTTP/1.1 200"), std::string::npos);

@@ -23,7 +23,8 @@ using ::testing::StartsWith;
 auto answers(int status) { return StartsWith("HTTP/1.1 " + std::to_string(status) + " "); }
 auto is_json_error(int status) {
   return AllOf(answers(status), HasSubstr("Content-Type: application/json\r\n"),
-               HasSubstr("{\"error\":{\"message\":\""), HasSubstr("\"type\":\""), HasSubstr("\"code\":\""));
+               HasSubstr("{\"error\":{\"message\":\""), HasSubstr("\"type\":\""),
+               HasSubstr("\"code\":\""));
 }
 
 TEST_F(HttpServerTest, AnswersAndKeepsTheConnection) {
@@ -41,7 +42,8 @@ TEST_F(HttpServerTest, ClosesWhenAskedToAndForHttp10) {
   start();
   RawClient a = client();
   a.send(get("/hello", "Connection: close\r\n"));
-  EXPECT_THAT(a.read_all(), AllOf(answers(200), HasSubstr("Connection: close\r\n"), EndsWith("hello")));
+  EXPECT_THAT(a.read_all(),
+              AllOf(answers(200), HasSubstr("Connection: close\r\n"), EndsWith("hello")));
   RawClient b = client();
   b.send("GET /hello HTTP/1.0\r\n\r\n");
   EXPECT_THAT(b.read_all(), AllOf(answers(200), EndsWith("hello")));
@@ -58,14 +60,17 @@ TEST_F(HttpServerTest, PipelinedRequestsAreAnsweredInOrder) {
   std::string all;
   for (int i = 0; i < 50; ++i) all += post("/echo", "body " + std::to_string(i)) + "\r\n";
   c.send(all);
-  for (int i = 0; i < 50; ++i) EXPECT_THAT(c.read_answer(), EndsWith("\r\n\r\nbody " + std::to_string(i)));
+  for (int i = 0; i < 50; ++i)
+    EXPECT_THAT(c.read_answer(), EndsWith("\r\n\r\nbody " + std::to_string(i)));
 }
 
 TEST_F(HttpServerTest, ChunkedBodiesArriveWholeHoweverTheyAreCut) {
   start();
   const std::string head = "POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
-  EXPECT_THAT(ask(head + "5\r\nhello\r\n0\r\n\r\n"), AllOf(answers(200), EndsWith("\r\n\r\nhello")));
-  EXPECT_THAT(ask(head + "5;name=\"va;lue\"\r\nhello\r\n1 ; a\r\n!\r\n0\r\n\r\n"), EndsWith("\r\n\r\nhello!"));
+  EXPECT_THAT(ask(head + "5\r\nhello\r\n0\r\n\r\n"),
+              AllOf(answers(200), EndsWith("\r\n\r\nhello")));
+  EXPECT_THAT(ask(head + "5;name=\"va;lue\"\r\nhello\r\n1 ; a\r\n!\r\n0\r\n\r\n"),
+              EndsWith("\r\n\r\nhello!"));
   EXPECT_THAT(ask(head + "5\r\nhello\r\n0\r\nX-Trailer: 1\r\nX-Request-Id: forged\r\n\r\n"),
               AllOf(answers(200), Not(HasSubstr("forged")), EndsWith("\r\n\r\nhello")));
   std::string one_by_one = head;
@@ -112,11 +117,13 @@ TEST_F(HttpServerTest, BadFramingIs400AndTheConnectionEnds) {
        }) {
     RawClient c = client();
     c.send(request);
-    EXPECT_THAT(c.read_all(), AllOf(is_json_error(400), HasSubstr("Connection: close\r\n"))) << request;
+    EXPECT_THAT(c.read_all(), AllOf(is_json_error(400), HasSubstr("Connection: close\r\n")))
+        << request;
   }
   EXPECT_THAT(ask("GET / HTTP/3.0\r\nHost: x\r\n\r\n"), is_json_error(505));
   EXPECT_THAT(ask(head + "Transfer-Encoding: gzip, chunked\r\n\r\n"), is_json_error(501));
-  EXPECT_THAT(ask(head + "Content-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx"), is_json_error(415));
+  EXPECT_THAT(ask(head + "Content-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx"),
+              is_json_error(415));
   EXPECT_THAT(ask(head + "Expect: magic\r\nContent-Length: 1\r\n\r\nx"), is_json_error(417));
   EXPECT_THAT(ask(get("/hello")), answers(200));
 }
@@ -126,8 +133,9 @@ TEST_F(HttpServerTest, LimitsAreToldWithTheirStatus) {
   settings_.max_header = kib(4);
   start();
   EXPECT_THAT(ask(post("/echo", std::string(64 << 10, 'x'))), answers(200));
-  EXPECT_THAT(ask(post("/echo", std::string((64 << 10) + 1, 'x'), "Origin: http://a\r\n")),
-              AllOf(is_json_error(413), HasSubstr("64KiB"), HasSubstr("Access-Control-Allow-Origin: *")));
+  EXPECT_THAT(
+      ask(post("/echo", std::string((64 << 10) + 1, 'x'), "Origin: http://a\r\n")),
+      AllOf(is_json_error(413), HasSubstr("64KiB"), HasSubstr("Access-Control-Allow-Origin: *")));
   std::string chunks = "POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
   for (int i = 0; i < 20; ++i) chunks += "1000\r\n" + std::string(4096, 'x') + "\r\n";
   EXPECT_THAT(ask(chunks + "0\r\n\r\n"), is_json_error(413));
@@ -185,23 +193,27 @@ TEST_F(HttpServerTest, PathsAreDecodedAndUnknownOnesAre404) {
 TEST_F(HttpServerTest, MethodsAreCheckedPerPath) {
   start();
   EXPECT_THAT(ask(get("/echo")), AllOf(is_json_error(405), HasSubstr("Allow: POST, OPTIONS\r\n")));
-  EXPECT_THAT(ask(post("/hello", "")), AllOf(is_json_error(405), HasSubstr("Allow: GET, HEAD, OPTIONS\r\n")));
+  EXPECT_THAT(ask(post("/hello", "")),
+              AllOf(is_json_error(405), HasSubstr("Allow: GET, HEAD, OPTIONS\r\n")));
   EXPECT_THAT(ask("BREW /hello HTTP/1.1\r\nHost: x\r\n\r\n"), is_json_error(405));
   EXPECT_THAT(ask("OPTIONS /hello HTTP/1.1\r\nHost: x\r\n\r\n"),
-              AllOf(answers(204), HasSubstr("Allow: GET, HEAD, OPTIONS\r\n"), Not(HasSubstr("Content-Length"))));
+              AllOf(answers(204), HasSubstr("Allow: GET, HEAD, OPTIONS\r\n"),
+                    Not(HasSubstr("Content-Length"))));
   EXPECT_THAT(ask("OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n"), answers(204));
   RawClient c = client();
   c.send("HEAD /hello HTTP/1.1\r\nHost: x\r\n\r\n" + get("/hello"));
   const std::string head = c.read_until("\r\n\r\n");
   EXPECT_THAT(head, AllOf(answers(200), HasSubstr("Content-Length: 5\r\n")));
-  EXPECT_THAT(c.read_answer(), AllOf(answers(200), EndsWith("\r\n\r\nhello"))) << "HEAD had no body";
+  EXPECT_THAT(c.read_answer(), AllOf(answers(200), EndsWith("\r\n\r\nhello")))
+      << "HEAD had no body";
 }
 
 TEST_F(HttpServerTest, PreflightsNeedNoKeyAndErrorsCarryCorsHeaders) {
   start();
   const std::string preflight =
       "OPTIONS /echo HTTP/1.1\r\nHost: x\r\nOrigin: http://a.example\r\n"
-      "Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: authorization,content-type\r\n\r\n";
+      "Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: "
+      "authorization,content-type\r\n\r\n";
   EXPECT_THAT(ask(preflight),
               AllOf(answers(204), HasSubstr("Access-Control-Allow-Origin: *\r\n"),
                     HasSubstr("Access-Control-Allow-Methods: GET, POST"),
@@ -213,8 +225,10 @@ TEST_F(HttpServerTest, PreflightsNeedNoKeyAndErrorsCarryCorsHeaders) {
   server_.reset();
   start();
   EXPECT_THAT(ask(get("/hello", "Origin: http://good.example\r\n")),
-              AllOf(HasSubstr("Access-Control-Allow-Origin: http://good.example\r\n"), HasSubstr("Vary: Origin")));
-  EXPECT_THAT(ask(get("/hello", "Origin: http://evil.example\r\n")), Not(HasSubstr("Access-Control-Allow-Origin")));
+              AllOf(HasSubstr("Access-Control-Allow-Origin: http://good.example\r\n"),
+                    HasSubstr("Vary: Origin")));
+  EXPECT_THAT(ask(get("/hello", "Origin: http://evil.example\r\n")),
+              Not(HasSubstr("Access-Control-Allow-Origin")));
   EXPECT_THAT(ask(preflight), Not(HasSubstr("Access-Control-Allow-Origin")));
 }
 
@@ -225,7 +239,8 @@ TEST_F(HttpServerTest, RequestIdsAreKeptIfDecentAndHeadersCannotBeInjected) {
   start();
   EXPECT_THAT(ask(get("/hello", "X-Request-Id: abc-1\r\n")), HasSubstr("X-Request-Id: abc-1\r\n"));
   EXPECT_THAT(ask(get("/hello", "X-Request-Id: <script>\r\n")), Not(HasSubstr("script")));
-  EXPECT_THAT(ask(get("/inject")), AllOf(Not(HasSubstr("\r\nSet-Cookie")), HasSubstr("X-A: b  Set-Cookie: c\r\n")));
+  EXPECT_THAT(ask(get("/inject")),
+              AllOf(Not(HasSubstr("\r\nSet-Cookie")), HasSubstr("X-A: b  Set-Cookie: c\r\n")));
 }
 
 TEST_F(HttpServerTest, SlowClientsAreCutOff) {
@@ -315,9 +330,10 @@ TEST_F(Streaming, PiecesArriveAsTheyAreWritten) {
   c.send(post("/keep", "{}"));
   HttpResponder r = take();
   ASSERT_TRUE(r.start_stream(200, "text/event-stream", {{"Cache-Control", "no-cache"}}));
-  EXPECT_THAT(c.read_until("\r\n\r\n"),
-              AllOf(answers(200), HasSubstr("Content-Type: text/event-stream\r\n"),
-                    HasSubstr("Transfer-Encoding: chunked\r\n"), HasSubstr("Cache-Control: no-cache\r\n")));
+  EXPECT_THAT(
+      c.read_until("\r\n\r\n"),
+      AllOf(answers(200), HasSubstr("Content-Type: text/event-stream\r\n"),
+            HasSubstr("Transfer-Encoding: chunked\r\n"), HasSubstr("Cache-Control: no-cache\r\n")));
   ASSERT_TRUE(r.write("data: 1\n\n"));
   EXPECT_EQ(c.read_until("\n\n\r\n"), "9\r\ndata: 1\n\n\r\n") << "before the next one is written";
   ASSERT_TRUE(r.write("data: 2\n\n"));
@@ -412,7 +428,8 @@ TEST_F(Streaming, AbortShowsAsAnIncompleteBody) {
 
 TEST_F(Streaming, DroppedHandlersAndThrowingOnesAnswer500) {
   router_.exact("GET", "/drop", [](HttpRequest, HttpResponder) {});
-  router_.exact("GET", "/throw", [](HttpRequest, HttpResponder) { throw std::runtime_error("boom"); });
+  router_.exact("GET", "/throw",
+                [](HttpRequest, HttpResponder) { throw std::runtime_error("boom"); });
   start();
   EXPECT_THAT(ask(get("/drop")), is_json_error(500));
   EXPECT_THAT(ask(get("/throw")), AllOf(is_json_error(500), Not(HasSubstr("boom"))));
@@ -502,8 +519,8 @@ TEST_F(HttpServerTest, WhatCannotListenSaysWhy) {
   EXPECT_THAT(again.error().detail, HasSubstr("another process does"));
   HttpSettings tls = settings_;
   tls.tls = {"/nonexistent.crt", "/nonexistent.key"};
-  const auto no_certificate = HttpServer::create(tls, [](HttpRequest, HttpResponder) {},
-                                                 {clock_, Logger(sink_, LogLevel::kError), metrics_});
+  const auto no_certificate = HttpServer::create(
+      tls, [](HttpRequest, HttpResponder) {}, {clock_, Logger(sink_, LogLevel::kError), metrics_});
   ASSERT_FALSE(no_certificate);
   EXPECT_THAT(no_certificate.error().detail, HasSubstr("/nonexistent.crt"));
 }

@@ -91,9 +91,11 @@ class RawClient {
 inline std::string get(std::string_view target, std::string_view more = "") {
   return "GET " + std::string(target) + " HTTP/1.1\r\nHost: x\r\n" + std::string(more) + "\r\n";
 }
-inline std::string post(std::string_view target, std::string_view body, std::string_view more = "") {
-  return "POST " + std::string(target) + " HTTP/1.1\r\nHost: x\r\nContent-Length: " +
-         std::to_string(body.size()) + "\r\n" + std::string(more) + "\r\n" + std::string(body);
+inline std::string post(std::string_view target, std::string_view body,
+                        std::string_view more = "") {
+  return "POST " + std::string(target) +
+         " HTTP/1.1\r\nHost: x\r\nContent-Length: " + std::to_string(body.size()) + "\r\n" +
+         std::string(more) + "\r\n" + std::string(body);
 }
 
 // A server with a few routes that tests need.
@@ -114,7 +116,8 @@ class HttpServerTest : public ::testing::Test {
   }
   void start() {
     auto server = HttpServer::create(
-        settings_, [this](HttpRequest q, HttpResponder r) { router_.handle(std::move(q), std::move(r)); },
+        settings_,
+        [this](HttpRequest q, HttpResponder r) { router_.handle(std::move(q), std::move(r)); },
         {clock_, Logger(sink_, LogLevel::kError), metrics_});
     ASSERT_TRUE(server) << server.error().to_string();
     server_ = std::move(*server);

@@ -86,8 +86,9 @@ TEST(DeviceThread, AnExceptionInAStepIsThatStepsError) {
 TEST(DeviceThread, AFailedStartIsReportedAndNothingRuns) {
   SteadyClock clock;
   DeviceThread device(clock, [](StepResult) { FAIL(); });
-  const auto status = device.start(
-      []() -> Result<StepFunction> { return fail(ErrorCode::kCorruptData, "weights are cut off"); });
+  const auto status = device.start([]() -> Result<StepFunction> {
+    return fail(ErrorCode::kCorruptData, "weights are cut off");
+  });
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().code, ErrorCode::kCorruptData);
   device.stop();

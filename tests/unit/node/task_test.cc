@@ -61,7 +61,10 @@ TEST(ParseTask, RefusesWhatAPeerMayNotSendAndNamesTheField) {
       {"tokens", [](auto& m) { m.clear_tokens(); }},
       {"tokens", [](auto& m) { m.set_tokens(1, -1); }},
       {"tokens", [](auto& m) { m.set_tokens(1, 100); }},
-      {"tokens", [](auto& m) { while (m.tokens_size() < 65) m.add_tokens(1); }},
+      {"tokens",
+       [](auto& m) {
+         while (m.tokens_size() < 65) m.add_tokens(1);
+       }},
       {"prompt_tokens", [](auto& m) { m.set_prompt_tokens(0); }},
       {"prompt_tokens", [](auto& m) { m.set_prompt_tokens(4); }},
       {"stop_tokens", [](auto& m) { m.add_stop_tokens(100); }},

@@ -22,8 +22,8 @@ struct Sample {
   double value = 0;
 };
 
-// A strict reader of the Prometheus text format 0.0.4, written from its specification. Fails the test at
-// anything the specification does not allow.
+// A strict reader of the Prometheus text format 0.0.4, written from its specification. Fails the
+// test at anything the specification does not allow.
 class StrictReader {
  public:
   explicit StrictReader(const std::string& text) {
@@ -62,13 +62,16 @@ class StrictReader {
     words >> hash >> kind >> name >> rest;
     if (kind != "TYPE") return;
     EXPECT_TRUE(types.emplace(name, rest).second) << "TYPE twice: " << name;
-    EXPECT_THAT((std::set<std::string>{"counter", "gauge", "histogram"}), ::testing::Contains(rest));
+    EXPECT_THAT((std::set<std::string>{"counter", "gauge", "histogram"}),
+                ::testing::Contains(rest));
   }
 
   static Sample parse(const std::string& line) {
     Sample s;
     size_t at = 0;
-    const auto is_name = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == ':'; };
+    const auto is_name = [](char c) {
+      return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == ':';
+    };
     while (at < line.size() && is_name(line[at])) s.name += line[at++];
     EXPECT_FALSE(s.name.empty()) << line;
     if (at < line.size() && line[at] == '{') {
@@ -152,7 +155,9 @@ TEST(Metrics, CountersGaugesAndHistogramsAreExposed) {
 TEST(Metrics, LabelValuesAreEscaped) {
   MetricsRegistry registry;
   const std::string nasty = "a\"b\\c\nd";
-  registry.counters("tandem_router_requests_total", "Requests", {Label{.name = "model"}}).with({nasty}).add(3);
+  registry.counters("tandem_router_requests_total", "Requests", {Label{.name = "model"}})
+      .with({nasty})
+      .add(3);
   const StrictReader read(registry.exposition());
   EXPECT_EQ(read.value("tandem_router_requests_total", {{"model", nasty}}), 3);
 }
@@ -162,8 +167,8 @@ TEST(Metrics, UnknownValuesShareOneSeries) {
   const CounterFamily closed = registry.counters(
       "tandem_router_errors_total", "Errors", {Label{.name = "code", .values = {"timeout", "io"}}});
   closed.with({"timeout"}).add();
-  const CounterFamily open =
-      registry.counters("tandem_router_requests_total", "Requests", {Label{.name = "model", .max_values = 8}});
+  const CounterFamily open = registry.counters("tandem_router_requests_total", "Requests",
+                                               {Label{.name = "model", .max_values = 8}});
   for (int i = 0; i < 1000; ++i) {
     closed.with({"made up " + std::to_string(i)}).add();
     open.with({"model " + std::to_string(i)}).add();
@@ -190,7 +195,8 @@ TEST(MetricsDeathTest, DefectsOfTheProgramAbort) {
   EXPECT_DEATH(registry.gauge("tandem_net_bytes_total", "Bytes"), "_total");
   EXPECT_DEATH(registry.counter("tandem_net_bytes", "Bytes"), "_total");
   EXPECT_DEATH(registry.gauge("net_bytes", "Bytes"), "tandem_<subsystem>");
-  EXPECT_DEATH((void)registry.counters("tandem_net_bytes_total", "Bytes", {Label{.name = "a"}}), "declared twice");
+  EXPECT_DEATH((void)registry.counters("tandem_net_bytes_total", "Bytes", {Label{.name = "a"}}),
+               "declared twice");
 }
 
 TEST(Metrics, ContentTypeIsTheTextFormats) {

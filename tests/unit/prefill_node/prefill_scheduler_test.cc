@@ -22,7 +22,8 @@ using std::chrono::seconds;
 // A decode node's memory and nothing else: holds what was pushed.
 class Landing final : public transport::TransportEvents {
  public:
-  Landing(sim::SimNetwork& network, uint64_t generation, uint64_t writer, const kv::KvLayout& layout)
+  Landing(sim::SimNetwork& network, uint64_t generation, uint64_t writer,
+          const kv::KvLayout& layout)
       : transport(network, "landing#" + std::to_string(generation), Generation{generation}),
         writer_(writer),
         layout_(layout) {
@@ -58,9 +59,9 @@ class Landing final : public transport::TransportEvents {
     const auto& p = pages.at(id);
     const size_t per_layer = p.size() / layout_.layers / layout_.page_bytes();
     const bool in_tail = i / 16 >= per_layer;
-    const std::byte* page =
-        in_tail ? tails.at(id).data() + layer * layout_.tail_layout().page_bytes()
-                : p.data() + (layer * per_layer + i / 16) * layout_.page_bytes();
+    const std::byte* page = in_tail
+                                ? tails.at(id).data() + layer * layout_.tail_layout().page_bytes()
+                                : p.data() + (layer * per_layer + i / 16) * layout_.page_bytes();
     TokenId token = 0;
     std::memcpy(&token, page + (i % 16) * 8, sizeof token);
     return token;
@@ -377,7 +378,8 @@ TEST_F(PrefillSchedulerTest, CancelFreesInEveryPhaseAndTellsTheReceiver) {
   ASSERT_TRUE(run_idle(milliseconds(100)));
   EXPECT_LE(node_->engine().steps(), steps + 1);  // the running chunk and no other
   EXPECT_EQ(landing_->failed.at(1).detail, "client left");
-  EXPECT_FALSE(landing_->failed.contains(2));  // nothing had been opened: its lease is the router's to end
+  EXPECT_FALSE(
+      landing_->failed.contains(2));  // nothing had been opened: its lease is the router's to end
 
   network_.faults.min_delay = network_.faults.max_delay = milliseconds(50);
   hand_over(3, request(20));
@@ -399,7 +401,8 @@ TEST_F(PrefillSchedulerTest, BlocksStayPinnedUntilTheTransportHasLetGo) {
   hand_over(2, second);
   ASSERT_TRUE(world_.run_until([&] { return done(1) != nullptr; }, seconds(1)));
   world_.run_for(milliseconds(40));
-  EXPECT_EQ(done(2), nullptr);  // computed, but its pages are still being read: nobody may have them
+  EXPECT_EQ(done(2),
+            nullptr);  // computed, but its pages are still being read: nobody may have them
   ASSERT_TRUE(run_idle());
   expect_landed(1, first);
   expect_landed(2, second);

@@ -35,7 +35,8 @@ KvHeaderBytes patched(KvHeaderBytes bytes, size_t offset, T value) {
 
 TEST(KvFrame, FieldsLieWhereTheTableSays) {
   const KvHeaderBytes bytes = encode_kv_header(data_header());
-  EXPECT_EQ(std::memcmp(bytes.data(), "TKVF\x01\x00\x01\x02\x88\x77\x66\x55\x44\x33\x22\x11", 16), 0);
+  EXPECT_EQ(std::memcmp(bytes.data(), "TKVF\x01\x00\x01\x02\x88\x77\x66\x55\x44\x33\x22\x11", 16),
+            0);
   const auto at = [&](size_t offset) {
     uint32_t v = 0;
     std::memcpy(&v, bytes.data() + offset, 4);
@@ -110,8 +111,10 @@ TEST(KvFrame, FieldsThatContradictTheKindAreRefusedByName) {
 
 TEST(KvFrame, PayloadChecksumIsBoundToItsTransfer) {
   const std::vector<std::byte> payload(100, std::byte{3});
-  EXPECT_NE(kv_payload_checksum(TransferId{1}, payload), kv_payload_checksum(TransferId{2}, payload));
-  EXPECT_EQ(kv_payload_checksum(TransferId{9}, payload), XXH3_64bits_withSeed(payload.data(), 100, 9));
+  EXPECT_NE(kv_payload_checksum(TransferId{1}, payload),
+            kv_payload_checksum(TransferId{2}, payload));
+  EXPECT_EQ(kv_payload_checksum(TransferId{9}, payload),
+            XXH3_64bits_withSeed(payload.data(), 100, 9));
 }
 
 TEST(KvFrame, ReasonsCarryTheCodeAndThePeersWords) {

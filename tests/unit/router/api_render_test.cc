@@ -33,7 +33,8 @@ std::vector<std::string> events(std::string_view stream) {
 
 std::set<std::string> keys(const json::value& value) {
   std::set<std::string> out;
-  for (const auto& entry : value.as_object()) out.insert(std::string(std::string_view(entry.key())));
+  for (const auto& entry : value.as_object())
+    out.insert(std::string(std::string_view(entry.key())));
   return out;
 }
 
@@ -50,7 +51,8 @@ TEST(JsonWriter, EscapesWhatJsonAsksFor) {
 }
 
 TEST(JsonWriter, IllFormedBytesBecomeReplacementCharacters) {
-  for (std::string_view bad : {"\xff", "\xc3", "\xe2\x82", "\xed\xa0\x80", "\xc0\x80", "\xf5\x80\x80\x80"}) {
+  for (std::string_view bad :
+       {"\xff", "\xc3", "\xe2\x82", "\xed\xa0\x80", "\xc0\x80", "\xf5\x80\x80\x80"}) {
     std::string out;
     append_json_string(out, "a" + std::string(bad) + "b");
     const json::value value = json::parse(out);  // throws on invalid UTF-8
@@ -61,7 +63,8 @@ TEST(JsonWriter, IllFormedBytesBecomeReplacementCharacters) {
 }
 
 TEST(JsonWriter, OnlyFiniteNumbersLeave) {  // case 17
-  for (float f : {-std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+  for (float f :
+       {-std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     std::string out;
     append_json_logprob(out, f);
     EXPECT_EQ(json::parse(out).to_number<double>(), -9999.0);
@@ -86,7 +89,8 @@ TEST(ChatStream, EveryChunkHasTheSameShape) {  // case 13
   EXPECT_EQ(all[3], "[DONE]");
   for (size_t i = 0; i < 3; ++i) {
     const json::value chunk = json::parse(all[i]);
-    EXPECT_EQ(keys(chunk), (std::set<std::string>{"id", "object", "created", "model", "system_fingerprint", "choices"}));
+    EXPECT_EQ(keys(chunk), (std::set<std::string>{"id", "object", "created", "model",
+                                                  "system_fingerprint", "choices"}));
     EXPECT_EQ(chunk.at("id").as_string(), "chatcmpl-1");
     EXPECT_EQ(chunk.at("object").as_string(), "chat.completion.chunk");
     EXPECT_EQ(chunk.at("created").as_int64(), 1700000000);
@@ -97,7 +101,8 @@ TEST(ChatStream, EveryChunkHasTheSameShape) {  // case 13
     EXPECT_EQ(choice.at("delta").as_object().contains("role"), i == 0);
     EXPECT_EQ(choice.at("finish_reason").is_null(), i != 2);
   }
-  EXPECT_EQ(json::parse(all[1]).at("choices").at(0).at("delta").at("content").as_string(), "a\n\"b\"");
+  EXPECT_EQ(json::parse(all[1]).at("choices").at(0).at("delta").at("content").as_string(),
+            "a\n\"b\"");
   EXPECT_EQ(json::parse(all[2]).at("choices").at(0).at("finish_reason").as_string(), "length");
 }
 
@@ -130,7 +135,9 @@ TEST(CompletionStream, ChunksCarryText) {
 std::vector<LogprobEntry> entries() {
   const float none = -std::numeric_limits<float>::infinity();
   return {{.text = "a", .logprob = std::nullopt, .top = {}, .text_offset = 0},
-          {.text = "\xf0\x9f", .logprob = -0.5F, .top = {{"b", -0.1F}, {"\xf0", -0.3F}, {"\xf0\x9f", none}},
+          {.text = "\xf0\x9f",
+           .logprob = -0.5F,
+           .top = {{"b", -0.1F}, {"\xf0", -0.3F}, {"\xf0\x9f", none}},
            .text_offset = 1}};
 }
 
@@ -143,7 +150,8 @@ TEST(Logprobs, ChatEntriesHoldBytesAndSortedAlternatives) {
   ASSERT_EQ(top.size(), 3U);
   EXPECT_EQ(top[2].at("logprob").to_number<double>(), -9999.0);
   for (size_t i = 1; i < top.size(); ++i) {
-    EXPECT_GE(top[i - 1].at("logprob").to_number<double>(), top[i].at("logprob").to_number<double>());
+    EXPECT_GE(top[i - 1].at("logprob").to_number<double>(),
+              top[i].at("logprob").to_number<double>());
   }
 }
 
@@ -166,9 +174,11 @@ TEST(Logprobs, LegacyListsAreAlignedAndKeysUnique) {  // case 18
 }
 
 TEST(Answer, HasOpenAisShape) {
-  const std::vector<ChoiceBody> choices{{.index = 0, .text = "hé", .finish = FinishKind::kStop, .logprobs = {}},
-                                        {.index = 1, .text = "", .finish = FinishKind::kLength, .logprobs = entries()}};
-  const json::value chat = json::parse(render_answer(kChat, choices, {.prompt_tokens = 1, .completion_tokens = 2, .cached_tokens = 0}));
+  const std::vector<ChoiceBody> choices{
+      {.index = 0, .text = "hé", .finish = FinishKind::kStop, .logprobs = {}},
+      {.index = 1, .text = "", .finish = FinishKind::kLength, .logprobs = entries()}};
+  const json::value chat = json::parse(render_answer(
+      kChat, choices, {.prompt_tokens = 1, .completion_tokens = 2, .cached_tokens = 0}));
   EXPECT_EQ(chat.at("object").as_string(), "chat.completion");
   EXPECT_EQ(chat.at("choices").at(0).at("message").at("content").as_string(), "hé");
   EXPECT_EQ(chat.at("choices").at(0).at("message").at("role").as_string(), "assistant");
@@ -182,12 +192,13 @@ TEST(Answer, HasOpenAisShape) {
 }
 
 TEST(Errors, HaveOpenAisShape) {
-  const json::value error =
-      json::parse(render_error(make_error(ErrorCode::kInvalidArgument, "bad \"x\"\n", "messages[0]")));
+  const json::value error = json::parse(
+      render_error(make_error(ErrorCode::kInvalidArgument, "bad \"x\"\n", "messages[0]")));
   EXPECT_EQ(keys(error.at("error")), (std::set<std::string>{"message", "type", "param", "code"}));
   EXPECT_EQ(error.at("error").at("param").as_string(), "messages[0]");
   EXPECT_EQ(error.at("error").at("type").as_string(), "invalid_request_error");
-  const json::value other = json::parse(render_error(make_error(ErrorCode::kNotFound, "x"), "model_not_found"));
+  const json::value other =
+      json::parse(render_error(make_error(ErrorCode::kNotFound, "x"), "model_not_found"));
   EXPECT_TRUE(other.at("error").at("param").is_null());
   EXPECT_EQ(other.at("error").at("code").as_string(), "model_not_found");
   std::string stream;

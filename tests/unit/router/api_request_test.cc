@@ -11,7 +11,8 @@ namespace {
 
 constexpr ApiLimits kLimits{.vocab = 4096, .context = 512};
 
-std::string chat(std::string_view extra, std::string_view messages = R"([{"role":"user","content":"hi"}])") {
+std::string chat(std::string_view extra,
+                 std::string_view messages = R"([{"role":"user","content":"hi"}])") {
   std::string body = R"({"model":"M","messages":)";
   body += messages;
   if (!extra.empty()) body += ',';
@@ -61,7 +62,8 @@ TEST(ChatRequest, FaultsNameTheirPlaceInTheMessages) {
   EXPECT_EQ(param(R"([{"role":"user","content":"a"},{"role":"user","content":"a"},
                      {"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}])"),
             "messages[2].content[0].type");
-  EXPECT_EQ(param(R"([{"role":"user","content":[{"type":"text"}]}])"), "messages[0].content[0].text");
+  EXPECT_EQ(param(R"([{"role":"user","content":[{"type":"text"}]}])"),
+            "messages[0].content[0].text");
   EXPECT_EQ(param(R"([{"role":"user","content":[7]}])"), "messages[0].content[0]");
   EXPECT_EQ(param(R"([{"role":"user","content":7}])"), "messages[0].content");
   EXPECT_EQ(param(R"([{"role":"user"}])"), "messages[0].content");
@@ -73,8 +75,9 @@ TEST(ChatRequest, FaultsNameTheirPlaceInTheMessages) {
   EXPECT_EQ(param("[]"), "messages");
   EXPECT_EQ(param("{}"), "messages");
   EXPECT_EQ(param("null"), "messages");
-  EXPECT_EQ(param(R"([{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{}}]}])"),
-            "messages[0].tool_calls[0].function.name");
+  EXPECT_EQ(
+      param(R"([{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{}}]}])"),
+      "messages[0].tool_calls[0].function.name");
 }
 
 TEST(ChatRequest, AssistantTurnWithToolCallsNeedsNoContent) {  // case 02
@@ -94,7 +97,8 @@ TEST(ChatRequest, AssistantTurnWithToolCallsNeedsNoContent) {  // case 02
 }
 
 TEST(ChatRequest, LogitBiasKeysMustBeTokensOfTheModel) {  // case 03
-  for (std::string_view key : {"99999999", "4096", "-1", "1.5", "x", "", " 1", "18446744073709551617"}) {
+  for (std::string_view key :
+       {"99999999", "4096", "-1", "1.5", "x", "", " 1", "18446744073709551617"}) {
     const Error error = chat_error(R"("logit_bias":{")" + std::string(key) + R"(":5})");
     EXPECT_EQ(error.param, "logit_bias") << key;
     EXPECT_EQ(error.code, ErrorCode::kInvalidArgument);
@@ -109,8 +113,8 @@ TEST(ChatRequest, LogitBiasKeysMustBeTokensOfTheModel) {  // case 03
 }
 
 TEST(ChatRequest, SeedIsASigned64BitInteger) {  // case 05
-  for (std::string_view bad : {"18446744073709551616", "9223372036854775808", "1.5", "\"7\"", "true",
-                               "1e30", "[1]"}) {
+  for (std::string_view bad :
+       {"18446744073709551616", "9223372036854775808", "1.5", "\"7\"", "true", "1e30", "[1]"}) {
     EXPECT_EQ(chat_error("\"seed\":" + std::string(bad)).param, "seed") << bad;
   }
   auto seed = [](std::string_view text) {
@@ -140,9 +144,11 @@ TEST(ChatRequest, EmptyStopStringsMeanNoStop) {  // case 06
   EXPECT_EQ(stops(R"("x")"), std::vector<std::string>{"x"});
   EXPECT_EQ(chat_error(R"("stop":[1])").param, "stop[0]");
   EXPECT_EQ(chat_error(R"("stop":7)").param, "stop");
-  EXPECT_EQ(chat_error(R"("stop":["1","2","3","4","5","6","7","8","9","10","11","12","13","14","15","16","17"])")
-                .param,
-            "stop");
+  EXPECT_EQ(
+      chat_error(
+          R"("stop":["1","2","3","4","5","6","7","8","9","10","11","12","13","14","15","16","17"])")
+          .param,
+      "stop");
 }
 
 TEST(Body, HalfASurrogatePairIsRefusedAndTheWholePairIsTheEmoji) {  // case 07
@@ -181,49 +187,65 @@ TEST(Body, TheLastOfARepeatedKeyCounts) {  // case 09
 }
 
 TEST(Body, MalformedTextIsToldAtItsByte) {
-  for (std::string_view bad : {"", " ", "{", "[]", "\"x\"", "{\"model\":}", "{\"a\":1}x", "nul", "{'a':1}",
-                               "{\"a\":01}", "{\"a\":NaN}", "{\"a\":1e999999999999}", "\xef\xbb\xbf{}"}) {
+  for (std::string_view bad :
+       {"", " ", "{", "[]", "\"x\"", "{\"model\":}", "{\"a\":1}x", "nul", "{'a':1}", "{\"a\":01}",
+        "{\"a\":NaN}", "{\"a\":1e999999999999}", "\xef\xbb\xbf{}"}) {
     auto request = parse_chat_request(bad, kLimits);
     ASSERT_FALSE(request) << bad;
     EXPECT_EQ(request.error().code, ErrorCode::kInvalidArgument) << bad;
     EXPECT_FALSE(request.error().detail.empty());
   }
-  EXPECT_NE(parse_chat_request("{\"model\":}", kLimits).error().detail.find("byte"), std::string::npos);
+  EXPECT_NE(parse_chat_request("{\"model\":}", kLimits).error().detail.find("byte"),
+            std::string::npos);
 }
 
 TEST(Body, WrongTypesNameTheField) {
   const std::pair<std::string_view, std::string_view> cases[] = {
-      {R"("temperature":"1")", "temperature"},  {R"("temperature":2.1)", "temperature"},
-      {R"("temperature":-0.1)", "temperature"}, {R"("temperature":1e999)", "temperature"},
-      {R"("top_p":1.5)", "top_p"},              {R"("top_p":-1)", "top_p"},
-      {R"("top_k":-2)", "top_k"},               {R"("top_k":1.5)", "top_k"},
-      {R"("min_p":2)", "min_p"},                {R"("n":0)", "n"},
-      {R"("n":17)", "n"},                       {R"("n":"2")", "n"},
-      {R"("max_tokens":0)", "max_tokens"},      {R"("max_tokens":-1)", "max_tokens"},
-      {R"("max_tokens":1.5)", "max_tokens"},    {R"("max_tokens":99999999999)", "max_tokens"},
-      {R"("max_tokens":513)", "max_tokens"},    {R"("max_completion_tokens":513)", "max_completion_tokens"},
-      {R"("stream":1)", "stream"},              {R"("stream_options":5)", "stream_options"},
+      {R"("temperature":"1")", "temperature"},
+      {R"("temperature":2.1)", "temperature"},
+      {R"("temperature":-0.1)", "temperature"},
+      {R"("temperature":1e999)", "temperature"},
+      {R"("top_p":1.5)", "top_p"},
+      {R"("top_p":-1)", "top_p"},
+      {R"("top_k":-2)", "top_k"},
+      {R"("top_k":1.5)", "top_k"},
+      {R"("min_p":2)", "min_p"},
+      {R"("n":0)", "n"},
+      {R"("n":17)", "n"},
+      {R"("n":"2")", "n"},
+      {R"("max_tokens":0)", "max_tokens"},
+      {R"("max_tokens":-1)", "max_tokens"},
+      {R"("max_tokens":1.5)", "max_tokens"},
+      {R"("max_tokens":99999999999)", "max_tokens"},
+      {R"("max_tokens":513)", "max_tokens"},
+      {R"("max_completion_tokens":513)", "max_completion_tokens"},
+      {R"("stream":1)", "stream"},
+      {R"("stream_options":5)", "stream_options"},
       {R"("stream_options":{"include_usage":1})", "stream_options.include_usage"},
       {R"("stream_options":{"include_usage":true})", "stream_options"},
       {R"("presence_penalty":3)", "presence_penalty"},
       {R"("frequency_penalty":-3)", "frequency_penalty"},
       {R"("repetition_penalty":0)", "repetition_penalty"},
-      {R"("logprobs":5)", "logprobs"},          {R"("top_logprobs":2)", "top_logprobs"},
+      {R"("logprobs":5)", "logprobs"},
+      {R"("top_logprobs":2)", "top_logprobs"},
       {R"("logprobs":true,"top_logprobs":21)", "top_logprobs"},
       {R"("stop_token_ids":[4096])", "stop_token_ids[0]"},
       {R"("tools":[{"type":"function"}])", "tools[0].function"},
       {R"("tools":[{"type":"function","function":{"name":1}}])", "tools[0].function.name"},
-      {R"("tools":[1])", "tools[0]"},           {R"("tool_choice":"maybe")", "tool_choice"},
+      {R"("tools":[1])", "tools[0]"},
+      {R"("tool_choice":"maybe")", "tool_choice"},
       {R"("response_format":{})", "response_format.type"},
-      {R"("min_tokens":-1)", "min_tokens"},     {R"("ignore_eos":"yes")", "ignore_eos"},
+      {R"("min_tokens":-1)", "min_tokens"},
+      {R"("ignore_eos":"yes")", "ignore_eos"},
   };
   for (const auto& [text, param] : cases) {
     const Error error = chat_error(text);
     EXPECT_EQ(error.param, param) << text;
     EXPECT_EQ(error_traits(error.code).http_status, 400) << text;
   }
-  EXPECT_EQ(parse_chat_request(R"({"messages":[{"role":"user","content":"a"}]})", kLimits).error().param,
-            "model");
+  EXPECT_EQ(
+      parse_chat_request(R"({"messages":[{"role":"user","content":"a"}]})", kLimits).error().param,
+      "model");
   EXPECT_EQ(parse_chat_request(R"({"model":7,"messages":[]})", kLimits).error().param, "model");
 }
 
@@ -270,12 +292,16 @@ TEST(Body, UsageInAStreamMustBeAskedFor) {  // case 12
 }
 
 TEST(Body, ToolsReachTheTemplateUnlessChoiceIsNone) {
-  const std::string tools = R"("tools":[{"type":"function","function":{"name":"f","parameters":{"b":1,"a":2}}}])";
+  const std::string tools =
+      R"("tools":[{"type":"function","function":{"name":"f","parameters":{"b":1,"a":2}}}])";
   auto plain = parse_chat_request(chat(tools), kLimits);
   ASSERT_TRUE(plain);
-  EXPECT_NE(plain->prompt.tools.find(R"("parameters":{"b":1,"a":2})"), std::string::npos);  // order kept
-  EXPECT_TRUE(parse_chat_request(chat(tools + R"(,"tool_choice":"none")"), kLimits)->prompt.tools.empty());
-  EXPECT_FALSE(parse_chat_request(chat(tools + R"(,"tool_choice":"auto")"), kLimits)->prompt.tools.empty());
+  EXPECT_NE(plain->prompt.tools.find(R"("parameters":{"b":1,"a":2})"),
+            std::string::npos);  // order kept
+  EXPECT_TRUE(
+      parse_chat_request(chat(tools + R"(,"tool_choice":"none")"), kLimits)->prompt.tools.empty());
+  EXPECT_FALSE(
+      parse_chat_request(chat(tools + R"(,"tool_choice":"auto")"), kLimits)->prompt.tools.empty());
 }
 
 TEST(Sampling, TinyTemperatureAndTopPAreGreedy) {  // case 38
@@ -296,12 +322,23 @@ TEST(Sampling, TinyTemperatureAndTopPAreGreedy) {  // case 38
 
 TEST(CompletionRequest, ImpossibleTokenIdsAreNamed) {  // case 04
   const std::pair<std::string_view, std::string_view> cases[] = {
-      {"[-1]", "prompt[0]"},        {"[4294967296]", "prompt[0]"}, {"[1.5]", "prompt[0]"},
-      {"[[1,2],[-7]]", "prompt[1][0]"}, {"[1,\"a\"]", "prompt[1]"}, {"[4096]", "prompt[0]"},
-      {"[1e300]", "prompt[0]"},     {"[\"a\",1]", "prompt[1]"},    {"[[1],\"a\"]", "prompt[1]"},
-      {"[[]]", "prompt[0]"},        {"[]", "prompt"},              {"{}", "prompt"},
-      {"null", "prompt"},           {"7", "prompt"},               {"[null]", "prompt[0]"},
-      {"[[[1]]]", "prompt[0][0]"},  {"[18446744073709551616]", "prompt[0]"}};
+      {"[-1]", "prompt[0]"},
+      {"[4294967296]", "prompt[0]"},
+      {"[1.5]", "prompt[0]"},
+      {"[[1,2],[-7]]", "prompt[1][0]"},
+      {"[1,\"a\"]", "prompt[1]"},
+      {"[4096]", "prompt[0]"},
+      {"[1e300]", "prompt[0]"},
+      {"[\"a\",1]", "prompt[1]"},
+      {"[[1],\"a\"]", "prompt[1]"},
+      {"[[]]", "prompt[0]"},
+      {"[]", "prompt"},
+      {"{}", "prompt"},
+      {"null", "prompt"},
+      {"7", "prompt"},
+      {"[null]", "prompt[0]"},
+      {"[[[1]]]", "prompt[0][0]"},
+      {"[18446744073709551616]", "prompt[0]"}};
   for (const auto& [prompt, param] : cases) {
     auto request = parse_completion_request(completion(prompt), kLimits);
     ASSERT_FALSE(request) << prompt;
@@ -311,7 +348,8 @@ TEST(CompletionRequest, ImpossibleTokenIdsAreNamed) {  // case 04
 }
 
 TEST(CompletionRequest, PromptsKeepTheirOrder) {  // case 10
-  auto texts = parse_completion_request(completion(R"(["1 2 3","a b c","x"])", R"("n":2,"echo":true)"), kLimits);
+  auto texts = parse_completion_request(
+      completion(R"(["1 2 3","a b c","x"])", R"("n":2,"echo":true)"), kLimits);
   ASSERT_TRUE(texts);
   ASSERT_EQ(texts->prompts.size(), 3U);
   EXPECT_EQ(std::get<std::string>(texts->prompts[1]), "a b c");
@@ -324,13 +362,17 @@ TEST(CompletionRequest, PromptsKeepTheirOrder) {  // case 10
 }
 
 TEST(CompletionRequest, LegacyFields) {
-  auto scoring = parse_completion_request(completion("\"a\"", R"("max_tokens":0,"echo":true,"logprobs":1)"), kLimits);
+  auto scoring = parse_completion_request(
+      completion("\"a\"", R"("max_tokens":0,"echo":true,"logprobs":1)"), kLimits);
   ASSERT_TRUE(scoring);  // case 18
   EXPECT_EQ(scoring->common.max_tokens, 0U);
   EXPECT_EQ(scoring->common.logprobs, 1);
   EXPECT_TRUE(scoring->echo);
-  EXPECT_EQ(parse_completion_request(completion("\"a\"", R"("logprobs":true)"), kLimits).error().param, "logprobs");
-  EXPECT_EQ(parse_completion_request(completion("\"a\"", R"("suffix":"z")"), kLimits).error().param, "suffix");
+  EXPECT_EQ(
+      parse_completion_request(completion("\"a\"", R"("logprobs":true)"), kLimits).error().param,
+      "logprobs");
+  EXPECT_EQ(parse_completion_request(completion("\"a\"", R"("suffix":"z")"), kLimits).error().param,
+            "suffix");
   EXPECT_EQ(parse_completion_request(completion("\"a\"", R"("suffix":"z")"), kLimits).error().code,
             ErrorCode::kUnsupported);
 }
@@ -359,11 +401,13 @@ TEST(MaxTokens, FitsTheContext) {
 }
 
 TEST(Tokenize, TakesTextOrMessages) {
-  auto text = parse_tokenize_request(R"({"model":"M","prompt":"hi","add_special_tokens":false})", kLimits);
+  auto text =
+      parse_tokenize_request(R"({"model":"M","prompt":"hi","add_special_tokens":false})", kLimits);
   ASSERT_TRUE(text);
   EXPECT_EQ(std::get<std::string>(text->input), "hi");
   EXPECT_FALSE(text->add_special_tokens);
-  auto messages = parse_tokenize_request(R"({"messages":[{"role":"user","content":"hi"}]})", kLimits);
+  auto messages =
+      parse_tokenize_request(R"({"messages":[{"role":"user","content":"hi"}]})", kLimits);
   ASSERT_TRUE(messages);
   EXPECT_TRUE(std::get<ChatPrompt>(messages->input).add_generation_prompt);
   EXPECT_FALSE(messages->add_special_tokens);

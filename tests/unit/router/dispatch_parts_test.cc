@@ -211,21 +211,22 @@ TEST(Compatibility, EveryFieldIsComparedAndNamed) {  // failures.md 17
   using C = control::Compatibility;
   using H = control::Hello;
   EXPECT_EQ(changed([](H&, C& c) { c.set_kv_block_tokens(32); }),
-            "the KV block size is 32 on prefill-0 but 16 on decode-0 (give both nodes the same kv section)");
+            "the KV block size is 32 on prefill-0 but 16 on decode-0 (give both nodes the same kv "
+            "section)");
   for (const std::string& text : {
-           changed([](H&, C& c) { c.set_model_fingerprint("x"); }),
-           changed([](H&, C& c) { c.set_tokenizer_hash("x"); }),
-           changed([](H&, C& c) { c.set_kv_format("bf16"); }),
-           changed([](H&, C& c) { c.set_kv_layers(5); }),
-           changed([](H&, C& c) { c.set_kv_heads(1); }),
-           changed([](H&, C& c) { c.set_kv_head_dim(1); }),
-           changed([](H&, C& c) { c.set_kv_codec_version(9); }),
-           changed([](H&, C& c) { c.set_dtype("float32"); }),
-           changed([](H&, C& c) { c.set_transport_protocol_version(2); }),
-           changed([](H&, C& c) { c.add_draft_models("d"); }),
-           changed([](H&, C& c) { (*c.mutable_library_versions())["ucx"] = "1.16"; }),
-           changed([](H& h, C&) { h.set_transport("inproc"); }),
-           changed([](H& h, C&) { h.set_vocab_size(101); }),
+           changed([](H&, C&c) { c.set_model_fingerprint("x"); }),
+           changed([](H&, C&c) { c.set_tokenizer_hash("x"); }),
+           changed([](H&, C&c) { c.set_kv_format("bf16"); }),
+           changed([](H&, C&c) { c.set_kv_layers(5); }),
+           changed([](H&, C&c) { c.set_kv_heads(1); }),
+           changed([](H&, C&c) { c.set_kv_head_dim(1); }),
+           changed([](H&, C&c) { c.set_kv_codec_version(9); }),
+           changed([](H&, C&c) { c.set_dtype("float32"); }),
+           changed([](H&, C&c) { c.set_transport_protocol_version(2); }),
+           changed([](H&, C&c) { c.add_draft_models("d"); }),
+           changed([](H&, C&c) { (*c.mutable_library_versions())["ucx"] = "1.16"; }),
+           changed([](H&h, C&) { h.set_transport("inproc"); }),
+           changed([](H&h, C&) { h.set_vocab_size(101); }),
        }) {
     EXPECT_NE(text.find("prefill-0"), text.npos) << text;
     EXPECT_NE(text.find("decode-0"), text.npos) << text;

@@ -14,7 +14,8 @@ namespace tandem::router {
 namespace {
 
 // The reference: first end of any stop, by brute force over the whole text.
-std::pair<std::string, bool> cut(const std::string& text, const std::vector<std::string>& stops, bool include) {
+std::pair<std::string, bool> cut(const std::string& text, const std::vector<std::string>& stops,
+                                 bool include) {
   for (size_t end = 1; end <= text.size(); ++end) {
     size_t longest = 0;
     for (const std::string& s : stops) {
@@ -74,7 +75,8 @@ TEST(StopMatcher, HoldsBackOnlyWhatMayBecomeAStop) {
 class ChatModel : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    Result<text::TextModel> loaded = text::load_from_folder(std::string(TANDEM_MODELS) + "/chat-6m", clock_);
+    Result<text::TextModel> loaded =
+        text::load_from_folder(std::string(TANDEM_MODELS) + "/chat-6m", clock_);
     ASSERT_TRUE(loaded) << loaded.error().detail;
     tokenizer_ = loaded->tokenizer;
   }
@@ -86,7 +88,8 @@ class ChatModel : public testing::Test {
     EXPECT_TRUE(ids);
     for (size_t i = 0; i < ids->size(); ++i) {
       const float logprob = -0.5F - static_cast<float>(i);
-      out.push_back({.id = (*ids)[i], .logprob = logprob, .top = {{(*ids)[i], logprob}, {5, -9.0F}}});
+      out.push_back(
+          {.id = (*ids)[i], .logprob = logprob, .top = {{(*ids)[i], logprob}, {5, -9.0F}}});
     }
     return out;
   }
@@ -127,7 +130,9 @@ SteadyClock ChatModel::clock_;
 std::shared_ptr<const text::Tokenizer> ChatModel::tokenizer_;
 
 TEST_F(ChatModel, AStopStringSpreadOverTokensIsNeverShown) {  // case 11
-  const std::string text = "I would like to book a table for two people at seven, please. caf\xc3\xa9\xe2\x80\x94" "bar";
+  const std::string text =
+      "I would like to book a table for two people at seven, please. caf\xc3\xa9\xe2\x80\x94"
+      "bar";
   const std::vector<AnswerToken> answer = tokens(text);
   for (size_t at = 1; at + 9 < text.size(); ++at) {
     const std::string stop = text.substr(at, 9);

@@ -247,7 +247,8 @@ constexpr const char* kTools = R"([{"type":"function","function":{"name":"f"}}])
 // Checked by hand with jinja2 3.1.6, trim_blocks and lstrip_blocks on.
 TEST(WhiteSpace, LineEndsAndRawTextAreAsInJinja2) {
   const std::string messages = R"([{"role":"user","content":"x"}])";
-  EXPECT_EQ(render(*compile("a\r\n{% if 1 %}\r\nb\r\n  {% endif %}\r\nc\r\n"), messages), "a\nb\nc");
+  EXPECT_EQ(render(*compile("a\r\n{% if 1 %}\r\nb\r\n  {% endif %}\r\nc\r\n"), messages),
+            "a\nb\nc");
   EXPECT_EQ(render(*compile("{% raw %}\n {{x}} \n{% endraw %}\nz"), messages), "\n {{x}} \nz");
   EXPECT_EQ(render(*compile("{# c #}\n a {%+ if 1 %} b{% endif +%}\n"), messages), " a  b");
 }
@@ -293,9 +294,8 @@ TEST(NoTemplate, IsReportedApartFromABrokenOne) {
 
 TEST(BadInput, IsAnErrorNamingTheField) {
   const auto chat = compile(kConcat);
-  const std::string deep =
-      R"([{"role":"user","content":"x","y":)" + std::string(20000, '[') + "0" +
-      std::string(20000, ']') + "}]";
+  const std::string deep = R"([{"role":"user","content":"x","y":)" + std::string(20000, '[') + "0" +
+                           std::string(20000, ']') + "}]";
   for (const std::string& messages :
        {std::string(""), std::string("{"), std::string("[]"), std::string("{}"), std::string("[5]"),
         std::string("null"), std::string(R"([{"role":"user","content":"\ud83d"}])"), deep,
@@ -365,8 +365,8 @@ TEST(BadInput, EndlessMacroRecursionIsStopped) {
 }
 
 TEST(Kwargs, CannotReplaceTheConversation) {
-  const auto chat = compile("{{ messages[0].content }}{{ tools }}{{ bos_token }}{{ x }}",
-                            {{"bos_token", "<s>"}});
+  const auto chat =
+      compile("{{ messages[0].content }}{{ tools }}{{ bos_token }}{{ x }}", {{"bos_token", "<s>"}});
   const auto text = chat->render({.messages_json = kUser,
                                   .tools_json = "",
                                   .kwargs_json = R"({"messages":[],"tools":[1],"x":2})"});

@@ -94,16 +94,14 @@ TEST(BeginToken, FollowsTheKeyAndTheKindOfVocabulary) {
     std::optional<bool> key;
     bool expected;
   };
-  for (const Case& c : {Case{"byte_level", "gpt-2", std::nullopt, false},
-                        Case{"byte_level", "smollm", std::nullopt, false},
-                        Case{"byte_level", "qwen2", std::nullopt, false},
-                        Case{"byte_level", "llama-bpe", std::nullopt, true},
-                        Case{"byte_level", "llama-bpe", false, false},
-                        Case{"byte_level", "gpt-2", true, true},
-                        Case{"byte_level", "gpt-2", false, false},
-                        Case{"sentence_piece", "", std::nullopt, true},
-                        Case{"sentence_piece", "default", true, true},
-                        Case{"sentence_piece", "", false, false}}) {
+  for (const Case& c :
+       {Case{"byte_level", "gpt-2", std::nullopt, false},
+        Case{"byte_level", "smollm", std::nullopt, false},
+        Case{"byte_level", "qwen2", std::nullopt, false},
+        Case{"byte_level", "llama-bpe", std::nullopt, true},
+        Case{"byte_level", "llama-bpe", false, false}, Case{"byte_level", "gpt-2", true, true},
+        Case{"byte_level", "gpt-2", false, false}, Case{"sentence_piece", "", std::nullopt, true},
+        Case{"sentence_piece", "default", true, true}, Case{"sentence_piece", "", false, false}}) {
     GgufVocabulary vocabulary = load_gguf_fixture(c.fixture);
     vocabulary.pre = c.pre;
     vocabulary.add_bos = c.key;

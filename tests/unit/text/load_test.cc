@@ -99,8 +99,7 @@ TEST_F(LoadFolder, ErrorsNameFolderAndFile) {
 }
 
 TEST_F(LoadFolder, Chat6m) {
-  const TextModel model =
-      unwrap(load_from_folder(fs::path(TANDEM_MODELS) / "chat-6m", kClock));
+  const TextModel model = unwrap(load_from_folder(fs::path(TANDEM_MODELS) / "chat-6m", kClock));
   EXPECT_THAT(model.warnings, testing::IsEmpty());
   EXPECT_THAT(render(model), HasSubstr("<|im_start|>user\nx<|im_end|>"));
 }

@@ -16,13 +16,19 @@ class InprocFaults : public ::testing::Test {
     receiver.transport = hub.create("decode", {receiver.generation, clock, receiver.events, {}});
   }
   void open(TransferId id) {
-    ReceivePlan plan{.id = id, .sender = sender.generation, .layout = kLayout, .pages = 4,
+    ReceivePlan plan{.id = id,
+                     .sender = sender.generation,
+                     .layout = kLayout,
+                     .pages = 4,
                      .deadline = seconds(2)};
     plan.destination = [this](uint32_t layer, uint32_t i) { return into.page(layer, i); };
     ASSERT_TRUE(receiver.transport->open_receive(plan));
-    ASSERT_TRUE(sender.transport->open_send({.id = id, .receiver = receiver.generation,
+    ASSERT_TRUE(sender.transport->open_send({.id = id,
+                                             .receiver = receiver.generation,
                                              .address = receiver.transport->address(),
-                                             .layout = kLayout, .pages = 4, .tail = false,
+                                             .layout = kLayout,
+                                             .pages = 4,
+                                             .tail = false,
                                              .deadline = seconds(3)}));
   }
   void post_all(TransferId id) {
@@ -44,8 +50,8 @@ class InprocFaults : public ::testing::Test {
 };
 
 TEST_F(InprocFaults, ReorderedAndDuplicatedFramesStillMakeAWholeTransfer) {
-  hub.set_fault_hook(random_faults({.seed = 5, .duplicate = 0.5, .delay = 0.9,
-                                    .max_delay = milliseconds(50)}));
+  hub.set_fault_hook(
+      random_faults({.seed = 5, .duplicate = 0.5, .delay = 0.9, .max_delay = milliseconds(50)}));
   open(TransferId{1});
   post_all(TransferId{1});
   while (const auto due = hub.next_due()) {
@@ -111,8 +117,8 @@ TEST_F(InprocFaults, AFullSendQueueFailsThePostAndTellsTheReceiver) {
 
 TEST_F(InprocFaults, TheSameSeedGivesTheSameRun) {
   const auto history = [](uint64_t seed) {
-    auto hook = random_faults({.seed = seed, .drop = 0.3, .duplicate = 0.3, .delay = 0.5,
-                               .max_delay = milliseconds(9)});
+    auto hook = random_faults(
+        {.seed = seed, .drop = 0.3, .duplicate = 0.3, .delay = 0.5, .max_delay = milliseconds(9)});
     const proto::KvFrameHeader header;
     std::string text;
     for (int i = 0; i < 200; ++i) {
@@ -136,13 +142,19 @@ TEST(InprocPump, MovesFramesInRealTime) {
   Pages into(kLayout, 2, false);
   {
     const InprocPump pump(hub);
-    ReceivePlan plan{.id = TransferId{1}, .sender = Generation{1}, .layout = kLayout, .pages = 2,
+    ReceivePlan plan{.id = TransferId{1},
+                     .sender = Generation{1},
+                     .layout = kLayout,
+                     .pages = 2,
                      .deadline = seconds(20)};
     plan.destination = [&](uint32_t layer, uint32_t i) { return into.page(layer, i); };
     ASSERT_TRUE(receiver.transport->open_receive(plan));
-    ASSERT_TRUE(sender.transport->open_send({.id = TransferId{1}, .receiver = Generation{2},
+    ASSERT_TRUE(sender.transport->open_send({.id = TransferId{1},
+                                             .receiver = Generation{2},
                                              .address = receiver.transport->address(),
-                                             .layout = kLayout, .pages = 2, .tail = false,
+                                             .layout = kLayout,
+                                             .pages = 2,
+                                             .tail = false,
                                              .deadline = seconds(20)}));
     for (uint32_t layer = 0; layer < 3; ++layer) {
       const std::span<const std::byte> pages[] = {from.page(layer, 0), from.page(layer, 1)};

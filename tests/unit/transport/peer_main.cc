@@ -1,7 +1,7 @@
 // The other process of transport_process_test: a UCX transport driven by lines on standard input.
 //   receive ID SENDER PAGES DEADLINE_MS      -> "received ID good|bad" or "receive_failed ID CODE"
-//   send ID RECEIVER ADDRESS_HEX PAGES MODE  -> "sent ID" or "send_failed ID CODE"; MODE whole | half
-//   detail | quit
+//   send ID RECEIVER ADDRESS_HEX PAGES MODE  -> "sent ID" or "send_failed ID CODE"; MODE whole |
+//   half detail | quit
 // It starts with "address HEX" and flushes every line. Pages are filled from the transfer's id.
 #include <cstdio>
 #include <cstdlib>
@@ -38,8 +38,12 @@ class Peer final : public TransportEvents {
     const bool good = into == expected && commit == "commit";
     say("received " + std::to_string(id.value) + (good ? " good" : " bad"));
   }
-  void on_receive_failed(TransferId id, Error error) override { failed("receive_failed ", id, error); }
-  void on_sent(TransferId id, const SendStats&) override { say("sent " + std::to_string(id.value)); }
+  void on_receive_failed(TransferId id, Error error) override {
+    failed("receive_failed ", id, error);
+  }
+  void on_sent(TransferId id, const SendStats&) override {
+    say("sent " + std::to_string(id.value));
+  }
   void on_send_failed(TransferId id, Error error) override { failed("send_failed ", id, error); }
 
   void receive(std::istringstream& words) {
@@ -49,10 +53,12 @@ class Peer final : public TransportEvents {
     int64_t deadline = 0;
     words >> id >> sender >> pages >> deadline;
     std::lock_guard lock(mutex_);
-    Pages& into =
-        *(pages_[TransferId{id}] = std::make_unique<Pages>(kProcessLayout, pages, false));
-    ReceivePlan plan{.id = TransferId{id}, .sender = Generation{sender}, .layout = kProcessLayout,
-                     .pages = pages, .deadline = std::chrono::milliseconds(deadline)};
+    Pages& into = *(pages_[TransferId{id}] = std::make_unique<Pages>(kProcessLayout, pages, false));
+    ReceivePlan plan{.id = TransferId{id},
+                     .sender = Generation{sender},
+                     .layout = kProcessLayout,
+                     .pages = pages,
+                     .deadline = std::chrono::milliseconds(deadline)};
     plan.destination = [&into](uint32_t layer, uint32_t i) { return into.page(layer, i); };
     const Status status = transport_->open_receive(plan);
     say(status ? "open" : "refused " + status.error().detail);
@@ -68,9 +74,12 @@ class Peer final : public TransportEvents {
     std::unique_lock lock(mutex_);
     Pages& from = *(pages_[transfer] = std::make_unique<Pages>(kProcessLayout, pages, false, id));
     lock.unlock();
-    Status status = transport_->open_send({.id = transfer, .receiver = Generation{receiver},
-                                           .address = from_hex(address), .layout = kProcessLayout,
-                                           .pages = pages, .tail = false,
+    Status status = transport_->open_send({.id = transfer,
+                                           .receiver = Generation{receiver},
+                                           .address = from_hex(address),
+                                           .layout = kProcessLayout,
+                                           .pages = pages,
+                                           .tail = false,
                                            .deadline = std::chrono::seconds(20)});
     const uint32_t layers = mode == "half" ? 1 : kProcessLayout.layers;
     for (uint32_t layer = 0; status && layer < layers; ++layer) {

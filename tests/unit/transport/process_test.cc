@@ -106,10 +106,11 @@ class TwoProcesses : public ::testing::TestWithParam<const char*> {
  protected:
   TwoProcesses() {
     self.transport = create_ucx_transport({.tls = GetParam(),
-                                           .on_warning = [this](const std::string& w) {
-                                             std::lock_guard lock(mutex);
-                                             warnings.push_back(w);
-                                           }},
+                                           .on_warning =
+                                               [this](const std::string& w) {
+                                                 std::lock_guard lock(mutex);
+                                                 warnings.push_back(w);
+                                               }},
                                           {kSelf, clock, self.events, {}})
                          .value();
   }
@@ -122,9 +123,13 @@ class TwoProcesses : public ::testing::TestWithParam<const char*> {
   }
   Status open_send(TransferId id, const PeerProcess& to, uint32_t pages,
                    Duration deadline = seconds(20)) {
-    return self.transport->open_send({.id = id, .receiver = to.generation(),
-                                      .address = to.address(), .layout = kProcessLayout,
-                                      .pages = pages, .tail = false, .deadline = deadline});
+    return self.transport->open_send({.id = id,
+                                      .receiver = to.generation(),
+                                      .address = to.address(),
+                                      .layout = kProcessLayout,
+                                      .pages = pages,
+                                      .tail = false,
+                                      .deadline = deadline});
   }
   void send_whole(TransferId id, PeerProcess& to) {
     to.say("receive " + std::to_string(id.value) + " 1 8 20000");
@@ -139,8 +144,12 @@ class TwoProcesses : public ::testing::TestWithParam<const char*> {
     until([&] { return self.events.events(id) > 0; });
     EXPECT_TRUE(self.events.sent(id));
   }
-  void open_receive(TransferId id, Generation sender, Pages& into, Duration deadline = seconds(20)) {
-    ReceivePlan plan{.id = id, .sender = sender, .layout = kProcessLayout, .pages = into.count(),
+  void open_receive(TransferId id, Generation sender, Pages& into,
+                    Duration deadline = seconds(20)) {
+    ReceivePlan plan{.id = id,
+                     .sender = sender,
+                     .layout = kProcessLayout,
+                     .pages = into.count(),
                      .deadline = deadline};
     plan.destination = [&into](uint32_t layer, uint32_t i) { return into.page(layer, i); };
     ASSERT_TRUE(self.transport->open_receive(plan));
@@ -269,8 +278,8 @@ TEST_P(TwoProcesses, GarbageOnUcxsOwnPortsDisturbsNothing) {
   if (std::string(GetParam()).find("tcp") != std::string::npos) {
     EXPECT_FALSE(ports.empty());
   }
-  std::vector<std::string> garbage = {"", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", std::string(100'000, '\0'),
-                                      std::string(100'000, '\xff')};
+  std::vector<std::string> garbage = {"", "GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+                                      std::string(100'000, '\0'), std::string(100'000, '\xff')};
   uint64_t state = 42;
   for (int i = 0; i < 20; ++i) {
     std::string bytes;
@@ -298,7 +307,8 @@ TEST_P(TwoProcesses, GarbageOnUcxsOwnPortsDisturbsNothing) {
 
 INSTANTIATE_TEST_SUITE_P(Lanes, TwoProcesses, ::testing::Values("posix,tcp,self", "tcp,self"),
                          [](const auto& param_info) {
-                           return std::string(param_info.param).starts_with("tcp") ? "Tcp" : "Default";
+                           return std::string(param_info.param).starts_with("tcp") ? "Tcp"
+                                                                                   : "Default";
                          });
 
 }  // namespace

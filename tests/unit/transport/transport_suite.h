@@ -125,7 +125,8 @@ TYPED_TEST_P(TransportSuite, StatisticsCountHeadersPayloadsAndBf16Equivalents) {
   ASSERT_TRUE(this->both_ended(id));
   const SendStats sent = this->sender_.events.sent(id).value();
   const ReceiveStats received = this->receiver_.events.received(id)->stats;
-  // 3 layers of 4 int8 pages (2 heads, K and V: 16*64 + 32 bytes each), one frame a layer, one commit.
+  // 3 layers of 4 int8 pages (2 heads, K and V: 16*64 + 32 bytes each), one frame a layer, one
+  // commit.
   EXPECT_EQ(sent.frames, 4u);
   EXPECT_EQ(sent.wire_bytes, 3u * (72 + 4 * 2 * 2 * 1056) + 72 + 10);
   EXPECT_EQ(sent.raw_bytes, 3u * 4 * 2 * 2 * 16 * 64 * 2);
@@ -307,23 +308,36 @@ TYPED_TEST_P(TransportSuite, PostsThatContradictTheSpecAreRefused) {
   };
   const auto& transport = this->sender_.transport;
   EXPECT_NE(post_after_open(1, [&](TransferId id) { return this->post_layer(id, from, 3, 0, 0); })
-                .find("accepted"), std::string::npos);  // nothing to post is nothing
-  EXPECT_NE(post_after_open(2, [&](TransferId id) {
-              const std::span<const std::byte> page[] = {from.page(0, 0)};
-              return transport->post_pages(id, 3, 0, page);
-            }).find("outside"), std::string::npos);
-  EXPECT_NE(post_after_open(3, [&](TransferId id) {
-              const std::span<const std::byte> page[] = {from.page(0, 0)};
-              return transport->post_pages(id, 0, 2, page);
-            }).find("outside"), std::string::npos);
-  EXPECT_NE(post_after_open(4, [&](TransferId id) {
-              EXPECT_TRUE(this->post_layer(id, from, 0, 0, 1));
-              return this->post_layer(id, from, 0, 0, 2);
-            }).find("twice"), std::string::npos);
+                .find("accepted"),
+            std::string::npos);  // nothing to post is nothing
+  EXPECT_NE(post_after_open(2,
+                            [&](TransferId id) {
+                              const std::span<const std::byte> page[] = {from.page(0, 0)};
+                              return transport->post_pages(id, 3, 0, page);
+                            })
+                .find("outside"),
+            std::string::npos);
+  EXPECT_NE(post_after_open(3,
+                            [&](TransferId id) {
+                              const std::span<const std::byte> page[] = {from.page(0, 0)};
+                              return transport->post_pages(id, 0, 2, page);
+                            })
+                .find("outside"),
+            std::string::npos);
+  EXPECT_NE(post_after_open(4,
+                            [&](TransferId id) {
+                              EXPECT_TRUE(this->post_layer(id, from, 0, 0, 1));
+                              return this->post_layer(id, from, 0, 0, 2);
+                            })
+                .find("twice"),
+            std::string::npos);
   EXPECT_NE(post_after_open(5, [&](TransferId id) { return transport->post_commit(id, ""); })
-                .find("6 pages were never posted"), std::string::npos);
-  EXPECT_NE(post_after_open(6, [&](TransferId id) { return transport->post_tail(id, 0, from.page(0, 0)); })
-                .find("no tail"), std::string::npos);
+                .find("6 pages were never posted"),
+            std::string::npos);
+  EXPECT_NE(post_after_open(
+                6, [&](TransferId id) { return transport->post_tail(id, 0, from.page(0, 0)); })
+                .find("no tail"),
+            std::string::npos);
   EXPECT_EQ(transport->post_commit(TransferId{77}, "").error().code, ErrorCode::kNotFound);
   for (uint64_t number = 2; number <= 6; ++number) {  // until then the pages must stay
     EXPECT_TRUE(this->backend_.until(
@@ -365,9 +379,9 @@ TYPED_TEST_P(TransportSuite, OpensAreCheckedAndBounded) {
 // failures.md 17: unequal layouts never mix, even if the handshake was passed.
 TYPED_TEST_P(TransportSuite, AnotherKvLayoutFailsTheTransferOnBothSides) {
   uint64_t number = 1;
-  for (const kv::KvLayout other : {kv::KvLayout{3, 2, 64, kv::KvFormat::kBf16},
-                                   kv::KvLayout{3, 1, 128, kv::KvFormat::kInt8},
-                                   kv::KvLayout{4, 2, 64, kv::KvFormat::kInt8}}) {
+  for (const kv::KvLayout other :
+       {kv::KvLayout{3, 2, 64, kv::KvFormat::kBf16}, kv::KvLayout{3, 1, 128, kv::KvFormat::kInt8},
+        kv::KvLayout{4, 2, 64, kv::KvFormat::kInt8}}) {
     const TransferId id{number++};
     Pages from(other, 2, false, 9);
     Pages into(kLayout, 2, false);
@@ -514,7 +528,8 @@ TYPED_TEST_P(TransportSuite, AFrameOutsideItsReservationFailsThatTransferOnly) {
 // failures.md 10, 11: a peer that is gone fails its own transfers soon, and only those.
 TYPED_TEST_P(TransportSuite, ADeadReceiverFailsItsTransfersWithinASecond) {
   if (!TypeParam::kSeesEndedTransports) {
-    GTEST_SKIP() << "only the death of a whole process shows here: transport_process_test kills one";
+    GTEST_SKIP()
+        << "only the death of a whole process shows here: transport_process_test kills one";
   }
   Node other;
   this->start(other, "other", Generation{404});
@@ -555,9 +570,8 @@ TYPED_TEST_P(TransportSuite, NamesWhatIsInUse) {
 }
 
 REGISTER_TYPED_TEST_SUITE_P(
-    TransportSuite, EveryFormatArrivesByteForByte,
-    StatisticsCountHeadersPayloadsAndBf16Equivalents, LayersMayBePostedInPiecesAndAnyOrder,
-    ATailAloneAndACommitAloneAreWholeTransfers,
+    TransportSuite, EveryFormatArrivesByteForByte, StatisticsCountHeadersPayloadsAndBf16Equivalents,
+    LayersMayBePostedInPiecesAndAnyOrder, ATailAloneAndACommitAloneAreWholeTransfers,
     LargeLayersAreCutIntoFramesAndManyTransfersShareTheWire, TheSenderMayCancelInEveryPhase,
     TheReceiverMayCloseInEveryPhaseAndTheSenderLearnsIt, AfterCloseReceiveNoLateFrameWritesAByte,
     DeadlinesEndBothSidesOfASilentTransfer, AFailedPostReachesTheReceiverAsAnErrorFrame,

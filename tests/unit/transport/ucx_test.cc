@@ -16,9 +16,9 @@ class UcxBackend {
   static constexpr bool kSeesEndedTransports = Lanes::kSeesEndedTransports;
   std::unique_ptr<Transport> create(const std::string& name, const Generation self,
                                     TransportEvents& events, const TransportLimits& limits = {}) {
-    auto transport = create_ucx_transport(
-        {.tls = Lanes::kTls, .on_warning = {}},
-        {.self = self, .clock = clock_, .events = events, .limits = limits});
+    auto transport =
+        create_ucx_transport({.tls = Lanes::kTls, .on_warning = {}},
+                             {.self = self, .clock = clock_, .events = events, .limits = limits});
     EXPECT_TRUE(transport) << transport.error().detail;
     addresses_[name] = (*transport)->address();
     return std::move(*transport);
@@ -90,9 +90,9 @@ TEST(UcxAddress, RoundTripsAndRefusesEverythingElse) {
 TEST(UcxTransport, UnknownTransportsAreAConfigErrorNamingThem) {
   SteadyClock clock;
   Recorder events;
-  const auto transport = create_ucx_transport(
-      {.tls = "warp_drive", .on_warning = {}},
-      {.self = Generation{1}, .clock = clock, .events = events, .limits = {}});
+  const auto transport =
+      create_ucx_transport({.tls = "warp_drive", .on_warning = {}},
+                           {.self = Generation{1}, .clock = clock, .events = events, .limits = {}});
   ASSERT_FALSE(transport);
   EXPECT_EQ(transport.error().code, ErrorCode::kConfig);
   EXPECT_NE(transport.error().detail.find("warp_drive"), std::string::npos);
@@ -100,21 +100,28 @@ TEST(UcxTransport, UnknownTransportsAreAConfigErrorNamingThem) {
 
 TEST(UcxTransport, DetailNamesTheVersionAndTheLanesInUse) {
   SteadyClock clock;
-  for (const auto& [tls, lanes] : {std::pair("posix,self", "posix"), std::pair("tcp,self", "tcp")}) {
+  for (const auto& [tls, lanes] :
+       {std::pair("posix,self", "posix"), std::pair("tcp,self", "tcp")}) {
     Node a;
     Node b;
-    a.transport = create_ucx_transport({.tls = tls, .on_warning = {}},
-                                       {Generation{1}, clock, a.events, {}}).value();
-    b.transport = create_ucx_transport({.tls = tls, .on_warning = {}},
-                                       {Generation{2}, clock, b.events, {}}).value();
+    a.transport =
+        create_ucx_transport({.tls = tls, .on_warning = {}}, {Generation{1}, clock, a.events, {}})
+            .value();
+    b.transport =
+        create_ucx_transport({.tls = tls, .on_warning = {}}, {Generation{2}, clock, b.events, {}})
+            .value();
     EXPECT_NE(a.transport->detail().find("not connected yet"), std::string::npos);
     Pages none(kLayout, 0, false);
-    ReceivePlan plan{.id = TransferId{1}, .sender = Generation{1}, .layout = kLayout,
-                     .deadline = seconds(20)};
+    ReceivePlan plan{
+        .id = TransferId{1}, .sender = Generation{1}, .layout = kLayout, .deadline = seconds(20)};
     ASSERT_TRUE(b.transport->open_receive(plan));
-    ASSERT_TRUE(a.transport->open_send({.id = TransferId{1}, .receiver = Generation{2},
-                                        .address = b.transport->address(), .layout = kLayout,
-                                        .pages = 0, .tail = false, .deadline = seconds(20)}));
+    ASSERT_TRUE(a.transport->open_send({.id = TransferId{1},
+                                        .receiver = Generation{2},
+                                        .address = b.transport->address(),
+                                        .layout = kLayout,
+                                        .pages = 0,
+                                        .tail = false,
+                                        .deadline = seconds(20)}));
     ASSERT_TRUE(a.transport->post_commit(TransferId{1}, ""));
     const TimePoint give_up = clock.now() + seconds(20);
     while (!a.events.sent(TransferId{1}) && clock.now() < give_up) std::this_thread::yield();

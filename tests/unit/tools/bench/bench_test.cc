@@ -60,13 +60,15 @@ TEST(Trace, ErrorsNameFileLineAndField) {
   expect("\n2023-11-16 18:15:46.68,-4,44\n", "t:2: bad ContextTokens '-4'");
   expect("yesterday,374,44\n", "t:1: bad TIMESTAMP 'yesterday'");
   expect(R"({"timestamp": 0, "input_length": "x", "output_length": 1})", "'input_length'");
-  expect(R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": ["a"]})", "'hash_ids'");
+  expect(R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": ["a"]})",
+         "'hash_ids'");
   expect("{\"timestamp\": ", "t:1: not a JSON object");
 }
 
 TEST(Trace, ScalesTimeAndLengthAndKeepsOneToken) {
-  const auto scaled = scale_trace({{10, 1000, 3, {}}, {20, 5, 400, {}}, {30, 1, 1, {}}},
-                                  {.time = 0.5, .length = 0.1, .max_prompt_tokens = 0, .max_output_tokens = 20, .limit = 2});
+  const auto scaled = scale_trace(
+      {{10, 1000, 3, {}}, {20, 5, 400, {}}, {30, 1, 1, {}}},
+      {.time = 0.5, .length = 0.1, .max_prompt_tokens = 0, .max_output_tokens = 20, .limit = 2});
   ASSERT_EQ(scaled.size(), 2u);
   EXPECT_EQ(scaled[0].prompt_tokens, 100u);
   EXPECT_EQ(scaled[0].output_tokens, 1u);
@@ -127,7 +129,8 @@ TEST(Report, AnEmptyRunIsStrictJson) {
 // Events as the OpenAI API reference shows them for streamed completions.
 constexpr std::string_view kEvents =
     ": ping\n\n"
-    "data: {\"choices\":[{\"index\":0,\"text\":\"One\",\"finish_reason\":null}],\"usage\":null}\r\n\r\n"
+    "data: "
+    "{\"choices\":[{\"index\":0,\"text\":\"One\",\"finish_reason\":null}],\"usage\":null}\r\n\r\n"
     "data: {\"choices\":[{\"index\":0,\"text\":\"\",\"finish_reason\":null}]}\n\n"
     "data: {\"choices\":[{\"index\":0,\"text\":\" two\",\"finish_reason\":\"length\"}]}\n\n"
     "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":3,"
@@ -138,7 +141,8 @@ TEST(CompletionStream, CountsTextEventsHoweverTheBytesAreCut) {
   for (size_t piece = 1; piece < kEvents.size(); ++piece) {
     CompletionStream stream;
     size_t events = 0;
-    for (size_t at = 0; at < kEvents.size(); at += piece) events += stream.feed(kEvents.substr(at, piece));
+    for (size_t at = 0; at < kEvents.size(); at += piece)
+      events += stream.feed(kEvents.substr(at, piece));
     ASSERT_EQ(events, 2u) << piece;
     EXPECT_TRUE(stream.done());
     EXPECT_EQ(stream.error(), "");
