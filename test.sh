@@ -74,7 +74,7 @@ if [ "$quick" -eq 1 ]; then
   echo "sanitizer runs: left out (--quick)" | tee -a "$results/skipped-steps"
 else
   step "build (ASan + UBSan)"
-  if build asan-ubsan tandem tandem-router tandem-prefill tandem-decode tandem_fuzzers; then
+  if build asan-ubsan tandem tandem-router tandem-prefill tandem-decode tandem_integration_tests tandem_fuzzers; then
     step "fuzzers (ASan + UBSan)"
     run_ctest asan-ubsan asan-fuzz -L fuzz -j "$jobs"
     step "integration tests (ASan + UBSan)"
