@@ -23,29 +23,29 @@ inline void score_block(const AttendTask& t, int64_t row, int64_t v) {
   const float* q = t.q + row * t.head_dim;
   const float* k[K];
   Vec acc[R][K];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int j = 0; j < K; ++j) k[j] = key_vec(t, v + j);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int j = 0; j < K; ++j) acc[r][j] = zero();
   for (int64_t d = 0; d < t.head_dim; ++d) {
     Vec key[K];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int j = 0; j < K; ++j) key[j] = load(k[j] + d * kPageTokens);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const Vec one = set1(q[r * t.head_dim + d]);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int j = 0; j < K; ++j) acc[r][j] = fma(one, key[j], acc[r][j]);
     }
   }
   const Vec nothing = set1(kMinusInfinity);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
     const Vec first = set1(static_cast<float>(t.first[row + r]));
     const Vec last = set1(static_cast<float>(t.last[row + r]));
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int j = 0; j < K; ++j) {
       const Vec index = iota(static_cast<float>((v + j) * kWidth));
       const Vec seen = if_less(index, last, acc[r][j], nothing);
@@ -76,25 +76,25 @@ inline float weigh(float* scores, int64_t begin, int64_t end, float* sum) {
 template <int R, int D>
 inline void value_block(const AttendTask& t, int64_t begin, int64_t end, int64_t at, float* part) {
   Vec acc[R][D];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int d = 0; d < D; ++d) acc[r][d] = zero();
   const float* value = t.values + begin * t.value_stride + at;
   for (int64_t j = begin; j < end; ++j, value += t.value_stride) {
     Vec v[D];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int d = 0; d < D; ++d) v[d] = load(value + d * kWidth);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const Vec weight = set1(t.scratch[r * kPartitionKeys + j]);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int d = 0; d < D; ++d) acc[r][d] = fma(weight, v[d], acc[r][d]);
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int d = 0; d < D; ++d) store(part + r * t.value_stride + at + d * kWidth, acc[r][d]);
 }
 
@@ -134,29 +134,27 @@ void attend_tile(const AttendTask& t, int64_t row) {
   for (int r = 0; r < R; ++r)
     tops[r] = weigh(t.scratch + r * kPartitionKeys, first_vec, last_vec, &sums[r]);
 
-  float* part = t.scratch + kAttendRows * kPartitionKeys;
+  float* part = t.scratch + kTileRows * kPartitionKeys;
   int64_t at = 0;
-  for (; at + kAttendVecs * kWidth <= t.value_stride; at += kAttendVecs * kWidth)
-    value_block<R, kAttendVecs>(t, begin, end, at, part);
+  for (; at + kValueVecs * kWidth <= t.value_stride; at += kValueVecs * kWidth)
+    value_block<R, kValueVecs>(t, begin, end, at, part);
   for (; at < t.value_stride; at += kWidth) value_block<R, 1>(t, begin, end, at, part);
   for (int r = 0; r < R; ++r)
     merge(tops[r], sums[r], part + r * t.value_stride, t.value_stride, t.max + row + r,
           t.sum + row + r, t.acc + (row + r) * t.value_stride);
 }
 
+template <int R>
+void attend_rest(const AttendTask& t, int64_t row) {
+  if (t.rows - row == R) return attend_tile<R>(t, row);
+  if constexpr (R > 1) attend_rest<R - 1>(t, row);
+}
+
 void attend(const AttendTask& t) {
+  static_assert(kTileRows <= kAttendRows, "the caller's scratch is for kAttendRows");
   int64_t row = 0;
-  for (; row + kAttendRows <= t.rows; row += kAttendRows) attend_tile<kAttendRows>(t, row);
-  switch (t.rows - row) {
-    case 3:
-      return attend_tile<3>(t, row);
-    case 2:
-      return attend_tile<2>(t, row);
-    case 1:
-      return attend_tile<1>(t, row);
-    case 0:
-      return;
-  }
+  for (; row + kTileRows <= t.rows; row += kTileRows) attend_tile<kTileRows>(t, row);
+  attend_rest<kTileRows - 1>(t, row);
 }
 
 void finish(const float* acc, float sum, int64_t n, float* out) {

@@ -18,6 +18,7 @@ enum class CpuIsa : uint8_t;  // dispatch.h
 inline constexpr int kPanel = 16;           // outputs in one packed panel of weights
 inline constexpr int kPageTokens = 16;      // rows of one KV page
 inline constexpr int kPartitionKeys = 128;  // keys between two rescalings of the running softmax
+inline constexpr int kAttendRows = 8;       // query rows that share the loads of keys and values
 inline constexpr int kValueGroup = 32;      // channels per scale in four-bit values
 
 // ---- linear ----
@@ -67,7 +68,7 @@ struct AttendTask {
 };
 
 [[nodiscard]] constexpr int64_t attend_scratch(int64_t value_stride) {
-  return 4 * (kPartitionKeys + value_stride);
+  return kAttendRows * (kPartitionKeys + value_stride);
 }
 [[nodiscard]] constexpr int64_t value_stride(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
 

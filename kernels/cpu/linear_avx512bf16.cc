@@ -12,9 +12,8 @@ struct Bf16Tile {
   using X = uint16_t;
   using W = uint16_t;
   static constexpr int kRows = 12;
-  static constexpr int kPanels = 2;
   static constexpr int kStep = 2;
-  static constexpr int kStreamRows = 4;
+  static constexpr int panels(int) { return 2; }
 
   template <int R, int P>
   static void run(const X* x, int64_t x_stride, const W* w, int64_t w_stride, int64_t steps,

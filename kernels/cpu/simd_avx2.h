@@ -10,9 +10,10 @@ namespace {
 
 using Vec = __m256;
 constexpr int64_t kWidth = 8;
-constexpr int kAttendRows = 4;  // query rows whose scores are computed together
-constexpr int kAttendVecs = 2;  // vectors of values that meet those rows at a time
-constexpr int kScoreVecs = 2;   // vectors of keys
+// Accumulators of an attention tile: 8 for 4 rows and 2 vectors, of 16 registers.
+constexpr int kTileRows = 4;
+constexpr int kValueVecs = 2;
+constexpr int kScoreVecs = 2;
 
 inline __m256i lanes(int64_t n) {
   const __m256i index = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);

@@ -11,9 +11,10 @@ namespace {
 
 using Vec = __m512;
 constexpr int64_t kWidth = 16;
-constexpr int kAttendRows = 4;  // query rows whose scores are computed together
-constexpr int kAttendVecs = 4;  // vectors of values that meet those rows at a time
-constexpr int kScoreVecs = 2;   // vectors of keys
+// Accumulators of an attention tile: 16 for 8 rows and 2 vectors, of 32 registers.
+constexpr int kTileRows = 8;
+constexpr int kValueVecs = 2;
+constexpr int kScoreVecs = 2;
 
 inline __mmask16 lanes(int64_t n) { return static_cast<__mmask16>((1U << n) - 1U); }
 
