@@ -78,21 +78,11 @@ Status set_option(ucp_config_t* config, const char* name, const std::string& val
               "UCX refuses " + std::string(name) + "=" + value + ": " + ucs_status_string(status));
 }
 
-// Without this UCX leaves shared memory out of endpoints that report a peer's death, and takes TCP.
-// The key's name has changed; one that no transport knows makes UCX print a warning.
+// Without this UCX leaves shared memory out of endpoints that report a peer's death, and takes TCP. Every
+// version from 1.13 to 1.22 takes the key by this name; it warns where no shared memory is in use.
 Status enable_peer_failure(ucp_config_t* config, const std::string& tls) {
-  unsigned major = 0;
-  unsigned minor = 0;
-  unsigned release = 0;
-  ucp_get_version(&major, &minor, &release);
-  const bool old_names = major == 1 && minor < 14;
-  for (const auto& [name, key] :
-       {std::pair("posix", "POSIX_ERROR_HANDLING"), std::pair("sysv", "SYSV_ERROR_HANDLING")}) {
-    if (tls.find(name) == std::string::npos) continue;
-    if (old_names) return set_option(config, "MM_ERROR_HANDLING", "y");
-    TANDEM_TRY(set_option(config, key, "y"));
-  }
-  return {};
+  const bool shared = tls.find("posix") != std::string::npos || tls.find("sysv") != std::string::npos;
+  return shared ? set_option(config, "MM_ERROR_HANDLING", "y") : Status();
 }
 
 }  // namespace
