@@ -165,7 +165,8 @@ class UcxTransport final : public Transport {
     std::deque<Post> pending;
     size_t in_flight_bytes = 0;
     uint64_t last_used = 0;
-    bool named = false;  // its lanes are part of detail_
+    bool named = false;    // its lanes are part of detail_
+    bool pumping = false;  // pump() is on the stack
   };
 
   // ---- any thread ----
@@ -421,7 +422,12 @@ void UcxTransport::handle(Connect&& c) {
 
 // Builds and sends what the window allows. Frames are built here, so that a transfer that ended
 // takes no time and its memory is not touched after its event.
+//
+// A send may be done before it returns and then asks for the next: the loop that is already running
+// takes it, or as many stack frames would pile up as posts are pending.
 void UcxTransport::pump(Peer& peer, const std::string& address) {
+  if (peer.pumping) return;
+  peer.pumping = true;
   while (!peer.pending.empty() && peer.in_flight_bytes < kWindowBytes) {
     const Post post = std::move(peer.pending.front());
     peer.pending.pop_front();
@@ -432,6 +438,7 @@ void UcxTransport::pump(Peer& peer, const std::string& address) {
     sends_.count_frame(route->origin.transfer, frame.wire_bytes());
     send(peer, address, std::move(frame));
   }
+  peer.pumping = false;
 }
 
 void UcxTransport::send(Peer& peer, const std::string& address, Frame frame) {

@@ -78,10 +78,12 @@ Status set_option(ucp_config_t* config, const char* name, const std::string& val
               "UCX refuses " + std::string(name) + "=" + value + ": " + ucs_status_string(status));
 }
 
-// Without this UCX leaves shared memory out of endpoints that report a peer's death, and takes TCP. Every
-// version from 1.13 to 1.22 takes the key by this name; it warns where no shared memory is in use.
+// Without this UCX leaves shared memory out of endpoints that report a peer's death, and takes TCP.
+// Every version from 1.13 to 1.22 takes the key by this name; it warns where no shared memory is in
+// use.
 Status enable_peer_failure(ucp_config_t* config, const std::string& tls) {
-  const bool shared = tls.find("posix") != std::string::npos || tls.find("sysv") != std::string::npos;
+  const bool shared =
+      tls.find("posix") != std::string::npos || tls.find("sysv") != std::string::npos;
   return shared ? set_option(config, "MM_ERROR_HANDLING", "y") : Status();
 }
 

@@ -225,7 +225,7 @@ int run(const char* self, size_t mib) {
   std::printf("%-6s %10s %12s %14s %7s  %s\n", "lanes", "message", "tandem GB/s", "perftest GB/s",
               "ratio", "detail");
   for (const char* tls : {"posix,self", "tcp,self"}) {
-    for (const size_t bytes : {size_t{8192}, size_t{65536}, size_t{262144}, size_t{1048576}}) {
+    for (const size_t bytes : {size_t{8192}, size_t{65536}, size_t{1} << 20, size_t{4} << 20}) {
       const bool tcp = std::string_view(tls).starts_with("tcp");
       const auto pages = static_cast<uint32_t>((mib << 20) / bytes / (tcp ? 4 : 1));
       std::string detail;

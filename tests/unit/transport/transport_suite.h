@@ -188,6 +188,27 @@ TYPED_TEST_P(TransportSuite, LargeLayersAreCutIntoFramesAndManyTransfersShareThe
   }
 }
 
+// Thousands of posts wait behind a full window here; each completion lets the next one go.
+TYPED_TEST_P(TransportSuite, ALongQueueOfSmallFramesDrainsInConstantStack) {
+  constexpr uint32_t kCount = 12'000;
+  Node eager;
+  this->start(eager, "eager", this->sender_.generation, {.max_queued_frames = kCount + 1});
+  const kv::KvLayout layout{1, 1, 64, kv::KvFormat::kInt8};
+  const TransferId id{1};
+  Pages from(layout, kCount, false, 3);
+  Pages into(layout, kCount, false);
+  ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(id, into)));
+  ASSERT_TRUE(eager.transport->open_send(this->spec(id, from)));
+  for (uint32_t i = 0; i < kCount; ++i) {
+    const std::span<const std::byte> page[] = {from.page(0, i)};
+    ASSERT_TRUE(eager.transport->post_pages(id, 0, i, page));
+  }
+  ASSERT_TRUE(eager.transport->post_commit(id, ""));
+  ASSERT_TRUE(this->backend_.until([&] { return eager.events.events(id) > 0; }));
+  EXPECT_TRUE(eager.events.sent(id));
+  EXPECT_TRUE(from == into);
+}
+
 // failures.md 4: a cancel is understood in whatever phase it comes.
 TYPED_TEST_P(TransportSuite, TheSenderMayCancelInEveryPhase) {
   uint64_t number = 1;
@@ -572,7 +593,8 @@ TYPED_TEST_P(TransportSuite, NamesWhatIsInUse) {
 REGISTER_TYPED_TEST_SUITE_P(
     TransportSuite, EveryFormatArrivesByteForByte, StatisticsCountHeadersPayloadsAndBf16Equivalents,
     LayersMayBePostedInPiecesAndAnyOrder, ATailAloneAndACommitAloneAreWholeTransfers,
-    LargeLayersAreCutIntoFramesAndManyTransfersShareTheWire, TheSenderMayCancelInEveryPhase,
+    LargeLayersAreCutIntoFramesAndManyTransfersShareTheWire,
+    ALongQueueOfSmallFramesDrainsInConstantStack, TheSenderMayCancelInEveryPhase,
     TheReceiverMayCloseInEveryPhaseAndTheSenderLearnsIt, AfterCloseReceiveNoLateFrameWritesAByte,
     DeadlinesEndBothSidesOfASilentTransfer, AFailedPostReachesTheReceiverAsAnErrorFrame,
     PostsThatContradictTheSpecAreRefused, OpensAreCheckedAndBounded,
