@@ -29,7 +29,7 @@ rust_is_new_enough() {
 }
 
 requirements='g++ 12 or clang 15, CMake 3.25, ninja, pkg-config, Boost 1.81 with Boost.JSON, yaml-cpp, prometheus-cpp, protobuf
-with protoc, UCX, tl-expected, fmt, CLI11, xxhash, OpenSSL, Highway, GoogleTest, Google Benchmark, cargo and rustc 1.85'
+with protoc, UCX, tl-expected, fmt, CLI11, xxhash, OpenSSL, GoogleTest, Google Benchmark, cargo and rustc 1.85'
 
 if ! command -v apt-get >/dev/null 2>&1; then
   say "This system has no apt-get, so nothing is installed by this script. The build needs:"
@@ -59,7 +59,7 @@ wanted() {
   local b=${boost:-1.81}
   printf '%s\n' g++ make cmake ninja-build pkg-config ccache lld git ca-certificates unzip \
     "libboost${b}-dev" "libboost-json${b}-dev" libyaml-cpp-dev prometheus-cpp-dev protobuf-compiler libprotobuf-dev \
-    libucx-dev libexpected-dev libfmt-dev libcli11-dev libxxhash-dev libssl-dev zlib1g-dev libhwy-dev \
+    libucx-dev libexpected-dev libfmt-dev libcli11-dev libxxhash-dev libssl-dev zlib1g-dev \
     libgtest-dev libgmock-dev libbenchmark-dev python3 python3-pip python3-venv
   if [ "$tests" -eq 1 ]; then
     printf '%s\n' clang-format-14 curl openssl procps
