@@ -47,6 +47,14 @@ trap 'exit 143' TERM
 step 1 "packages"
 scripts/install-packages.sh
 . scripts/env.sh
+# The CUDA toolkit is fetched only where there is something to run on it.
+if { [ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null 2>&1; } && [ ! -x /usr/local/cuda/bin/nvcc ] && [ -z "${CUDACXX:-}" ]; then
+  if ! scripts/install-cuda.sh >/dev/null; then
+    echo "      no CUDA toolkit (see above): building for CPU only" >&2
+  elif [ -f build/release/build.ninja ] && ! grep -q tandem_kernels_cuda build/release/build.ninja; then
+    rm build/release/build.ninja # configured before the toolkit was there
+  fi
+fi
 
 # Turns ninja's "[12/345] ..." lines into a percentage; everything goes to the log.
 show_progress() {

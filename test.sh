@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
-# Builds Tandem and runs every test that needs no GPU. The last line is `N passed, N failed, N skipped`.
+# Builds Tandem and runs every test; those that want a GPU skip without one. The last line is `N passed, N failed, N skipped`.
 #
-# usage: ./test.sh [--quick]
+# usage: ./test.sh [--quick] [--cuda]
 #   --quick   leaves out the sanitizer builds (ASan+UBSan: fuzzers and the integration suite; TSan: simulations)
+#   --cuda    installs a private CUDA toolkit if there is none and compiles all CUDA code (a GPU is not needed)
 set -uo pipefail
 TANDEM_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 cd "$TANDEM_ROOT"
 . scripts/env.sh
 
-quick=0
+quick=0 cuda=0
 for argument in "$@"; do
   case "$argument" in
     --quick) quick=1 ;;
-    -h | --help) sed -n '2,5p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    --cuda) cuda=1 ;;
+    -h | --help) sed -n '2,6p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
     *) echo "test.sh: unknown option $argument (see --help)" >&2; exit 2 ;;
   esac
 done
@@ -34,11 +36,18 @@ finish() {
 step "packages"
 scripts/install-packages.sh --tests || { broken "scripts/install-packages.sh --tests"; finish; }
 . scripts/env.sh
+release_options=()
+if [ "$cuda" -eq 1 ]; then
+  step "CUDA toolkit"
+  scripts/install-cuda.sh || { broken "scripts/install-cuda.sh"; finish; }
+  release_options=(-DTANDEM_CUDA=ON)
+fi
 
 build() { # build PRESET [TARGET...]
-  local preset=$1
+  local preset=$1 options=()
   shift
-  cmake --preset "$preset" >"$results/configure-$preset.log" 2>&1 ||
+  [ "$preset" != release ] || options=(${release_options[@]+"${release_options[@]}"})
+  cmake --preset "$preset" ${options[@]+"${options[@]}"} >"$results/configure-$preset.log" 2>&1 ||
     { tail -30 "$results/configure-$preset.log"; broken "cmake --preset $preset"; return 1; }
   cmake --build "build/$preset" -j "$jobs" ${1:+--target "$@"} || { broken "build of preset $preset"; return 1; }
 }
@@ -66,6 +75,11 @@ fi
 
 step "lint, unit and simulation tests, fuzzers (release)"
 run_ctest release release -LE 'integration|bench|gpu|multi_gpu' -j "$jobs"
+
+if grep -q tandem_kernels_cuda build/release/build.ninja; then
+  step "GPU tests (release)"
+  run_ctest release gpu -L gpu
+fi
 
 step "integration tests (release)"
 run_ctest release integration -L integration
