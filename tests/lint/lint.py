@@ -46,8 +46,8 @@ SKIPPED_FOLDERS = {"build", "dist", ".git", ".cache", "run", "target", "node_mod
 # (pattern on code without comments, where it may stand, why)
 CONFINED = [
     (re.compile(r'#include\s*[<"]uc[pst]/'), ("common/transport/ucx/",), "UCX headers stay in common/transport/ucx"),
-    (re.compile(r'#include\s*[<"](cuda|nccl|cublas)'), ("kernels/cuda/", "common/transport/cuda_ipc/",
-     "common/transport/nccl/", "common/engine/cuda/"), "CUDA headers stay in kernels and CUDA folders"),
+    (re.compile(r'#include\s*[<"](cuda|nccl|cublas|cudnn|nvml|nvtx)'), ("kernels/cuda/", "common/transport/cuda_ipc/",
+     "common/transport/nccl/", "common/engine/cuda/", "tests/gpu/", "tests/multi_gpu/"), "CUDA headers stay in kernels and CUDA folders"),
     (re.compile(r'#include\s*[<"]yaml-cpp/'), ("common/config/", "tests/"), "yaml-cpp stays in common/config"),
     (re.compile(r"\b(secure_)?getenv\s*\(|\benviron\b"), ("common/config/", "tests/"),
      "the environment is read in common/config only; take an Environment or a setting"),
