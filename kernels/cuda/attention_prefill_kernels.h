@@ -1,0 +1,11 @@
+#pragma once
+
+#include "kernels/cuda/attention_prefill.h"
+
+// The variants behind attention_prefill(), which chooses among them.
+namespace tandem::cuda {
+
+// Any head dim up to 256 and no alignment to speak of: a warp a query, plain arithmetic.
+cudaError_t attention_prefill_plain(const PrefillAttention& args, cudaStream_t stream);
+
+}  // namespace tandem::cuda
