@@ -5,7 +5,7 @@
 #   tandem_cuda_headers   the toolkit's headers (a system include folder)
 #   tandem_cudart         the same and the CUDA runtime, linked statically; it opens libcuda.so.1 at run time
 #   tandem_nccl_headers   nccl.h; only where NCCL is installed (TANDEM_HAVE_NCCL)
-# cuBLASLt, NCCL and NVML are opened at run time (common/engine/cuda/device), never linked.
+# cuBLASLt, NCCL and NVML are opened at run time (common/cuda), never linked.
 
 set(TANDEM_CUDA "AUTO" CACHE STRING "Build the CUDA engine: AUTO (when a toolkit is found), ON, OFF")
 set_property(CACHE TANDEM_CUDA PROPERTY STRINGS AUTO ON OFF)

@@ -27,6 +27,7 @@ const ErrorTraits& error_traits(ErrorCode code) {
   static constexpr ErrorTraits kIo{500, true, "io", kServer};
   static constexpr ErrorTraits kConfig{500, false, "config", kServer};
   static constexpr ErrorTraits kInternal{500, false, "internal", kServer};
+  static constexpr ErrorTraits kDeviceLost{500, true, "device_lost", kServer};
   switch (code) {
     case ErrorCode::kInvalidArgument:
       return kInvalidArgument;
@@ -64,6 +65,8 @@ const ErrorTraits& error_traits(ErrorCode code) {
       return kConfig;
     case ErrorCode::kInternal:
       return kInternal;
+    case ErrorCode::kDeviceLost:
+      return kDeviceLost;
   }
   TANDEM_CHECK(false, "error code outside its enumeration");
   return kInternal;

@@ -28,7 +28,9 @@ enum class ErrorCode : uint8_t {
   kIo,                 // the operating system refused a file or socket operation
   kConfig,             // a configuration file or flag is wrong: refuse to start
   kInternal,           // a defect of this program
+  kDeviceLost,         // an accelerator is unusable until the process restarts
 };
+inline constexpr ErrorCode kLastErrorCode = ErrorCode::kDeviceLost;
 
 struct ErrorTraits {
   int http_status;         // status for an HTTP client

@@ -178,7 +178,7 @@ Error parse_kv_reason(std::span<const std::byte> payload) {
     const char c = static_cast<char>(b);
     text += c >= ' ' && c <= '~' ? c : '?';
   }
-  const bool known = code <= static_cast<uint8_t>(ErrorCode::kInternal);
+  const bool known = code <= static_cast<uint8_t>(kLastErrorCode);
   return make_error(known ? static_cast<ErrorCode>(code) : ErrorCode::kTransport, std::move(text));
 }
 

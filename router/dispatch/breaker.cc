@@ -26,7 +26,8 @@ constexpr std::array kAllCodes{ErrorCode::kInvalidArgument,
                                ErrorCode::kTransport,
                                ErrorCode::kIo,
                                ErrorCode::kConfig,
-                               ErrorCode::kInternal};
+                               ErrorCode::kInternal,
+                               ErrorCode::kDeviceLost};
 
 // A probe that never comes back must not shut a node out for ever.
 constexpr Duration kProbePatience = std::chrono::seconds(60);

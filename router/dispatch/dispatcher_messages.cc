@@ -42,6 +42,7 @@ Error from_failed(const std::string& node_id, const std::string& code, const std
   if (outcome == Outcome::kNeutral) mapped = ErrorCode::kInvalidArgument;
   if (outcome == Outcome::kBackpressure) mapped = ErrorCode::kResourceExhausted;
   if (code == error_traits(ErrorCode::kTransport).label) mapped = ErrorCode::kTransport;
+  if (code == error_traits(ErrorCode::kDeviceLost).label) mapped = ErrorCode::kDeviceLost;
   if (code == error_traits(ErrorCode::kUnsupported).label) mapped = ErrorCode::kUnsupported;
   return make_error(mapped, fmt::format("node {}: {}", node_id, detail.empty() ? code : detail));
 }

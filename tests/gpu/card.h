@@ -21,8 +21,8 @@ class CardTest : public ::testing::Test {
 
 }  // namespace tandem::cuda
 
-#define ASSERT_CUDA(call)                                                               \
-  do {                                                                                  \
-    const cudaError_t error_of_call = (call);                                           \
+#define ASSERT_CUDA(call)                                                                        \
+  do {                                                                                           \
+    const cudaError_t error_of_call = (call);                                                    \
     ASSERT_EQ(error_of_call, cudaSuccess) << #call << ": " << cudaGetErrorString(error_of_call); \
   } while (false)

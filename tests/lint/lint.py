@@ -16,8 +16,10 @@ import sys
 # Folder (longest match wins) -> folders it may include from. Its own folder is always allowed.
 BASE = ["common/base"]
 LEVEL1 = ["common/config", "common/obs", "common/proto", "common/kv", "common/text"]
+# What runs on devices: never the router.
+CUDA = ["common/cuda"]
 LEVEL2 = ["common/net", "common/transport", "common/model"]
-NODE = BASE + LEVEL1 + LEVEL2 + ["common/engine", "common/node"]
+NODE = BASE + LEVEL1 + LEVEL2 + CUDA + ["common/engine", "common/node"]
 ALLOWED = {
     "common/base": [],
     "common/config": BASE,
@@ -25,11 +27,14 @@ ALLOWED = {
     "common/proto": BASE,
     "common/kv": BASE,
     "common/text": BASE,
+    "common/cuda": BASE,
     "common/net": BASE + LEVEL1,
     "common/transport": BASE + LEVEL1,
+    "common/transport/cuda_ipc": BASE + LEVEL1 + CUDA + ["common/transport", "kernels"],
+    "common/transport/nccl": BASE + LEVEL1 + CUDA + ["common/transport", "kernels"],
     "common/model": BASE + LEVEL1,
     "kernels": BASE + ["common/kv"],
-    "common/engine": BASE + LEVEL1 + LEVEL2 + ["kernels"],
+    "common/engine": BASE + LEVEL1 + LEVEL2 + CUDA + ["kernels"],
     "common/node": NODE,
     "prefill_node": NODE,
     "decode_node": NODE,
@@ -46,7 +51,7 @@ SKIPPED_FOLDERS = {"build", "dist", ".git", ".cache", "run", "target", "node_mod
 # (pattern on code without comments, where it may stand, why)
 CONFINED = [
     (re.compile(r'#include\s*[<"]uc[pst]/'), ("common/transport/ucx/",), "UCX headers stay in common/transport/ucx"),
-    (re.compile(r'#include\s*[<"](cuda|nccl|cublas|cudnn|nvml|nvtx)'), ("kernels/cuda/", "common/transport/cuda_ipc/",
+    (re.compile(r'#include\s*[<"](cuda|nccl|cublas|cudnn|nvml|nvtx)'), ("kernels/cuda/", "common/cuda/", "common/transport/cuda_ipc/",
      "common/transport/nccl/", "common/engine/cuda/", "tests/gpu/", "tests/multi_gpu/"), "CUDA headers stay in kernels and CUDA folders"),
     (re.compile(r'#include\s*[<"]yaml-cpp/'), ("common/config/", "tests/"), "yaml-cpp stays in common/config"),
     (re.compile(r"\b(secure_)?getenv\s*\(|\benviron\b"), ("common/config/", "tests/"),
