@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <utility>
+
+// How kernels of this folder follow each other: every launch allows programmatic dependent launch,
+// so a kernel may begin while the one before it still runs. The rules that make this safe:
+// - every block calls wait_for_previous() before it touches memory that an earlier kernel writes,
+//   and before it writes memory that an earlier kernel reads; only weights may be read before;
+// - allow_next() may come at any time: it promises nothing about data, since the next kernel waits
+//   for this one to end.
+namespace tandem::cuda {
+
+__device__ __forceinline__ void wait_for_previous() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+__device__ __forceinline__ void allow_next() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+template <typename... Params, typename... Args>
+cudaError_t launch_chained(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
+                           cudaStream_t stream, Args&&... args) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
+}
+
+}  // namespace tandem::cuda

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "common/base/dtype.h"
+
+// y = x @ weight^T (+ bias) for 1 to 16 rows, at the speed at which the weights can be read. A
+// row's result is the same bits whatever the number of rows and whatever the others hold. See
+// step.h for the folder's conventions.
+namespace tandem::cuda {
+
+inline constexpr uint32_t kSmallRows = 16;
+
+enum class SmallEpilogue : uint8_t {
+  kStore,       // bf16 out[rows, out] = y
+  kAdd,         // float out[rows, out] += y
+  kSiluMul,     // bf16 out[rows, out / 2] = silu(y[2i]) * y[2i + 1]
+  kStoreFloat,  // float out[rows, out] = y
+};
+
+// Where the input comes from: bf16 rows `x`, or (norm set) the RMS norm of float rows `residual`.
+struct SmallLinear {
+  const Bf16* weight = nullptr;  // [out, in]
+  const Bf16* bias = nullptr;    // [out], or null
+  int64_t in = 0;
+  int64_t out = 0;
+  uint32_t rows = 0;  // 1..kSmallRows
+
+  const Bf16* x = nullptr;          // [rows, in]
+  const float* residual = nullptr;  // [*, in]
+  const uint32_t* index = nullptr;  // rows of `residual`; null: 0, 1, …
+  const float* norm = nullptr;      // [in]
+  float eps = 0;
+  // [rows, in]: takes the normed rows when they are too long for a block to norm them itself.
+  Bf16* scratch = nullptr;
+
+  SmallEpilogue epilogue = SmallEpilogue::kStore;
+  void* result = nullptr;
+};
+
+// How a launch divides its work. None of it changes results.
+struct SmallPlan {
+  uint32_t blocks = 0;     // each takes out / blocks outputs, rounded down or up
+  uint32_t tile_rows = 0;  // weight rows a block holds at a time
+  uint32_t chunk = 0;      // inputs a stage holds of each of them, a multiple of kSmallChunk
+  uint32_t stages = 0;
+  bool resident = false;  // normed rows stay in shared memory; else they come with the stages
+  uint32_t shared_bytes = 0;
+};
+
+// 8 warps take a chunk's inputs in turns of 32.
+inline constexpr uint32_t kSmallChunk = 256;
+
+struct SmallDevice {
+  uint32_t multiprocessors = 132;
+  // Of a block: half of what a multiprocessor has, so that the next kernel's blocks fit beside this
+  // one's and read their first weights while this one ends.
+  uint32_t shared_bytes = 112 * 1024;
+};
+
+// Pure; needs in % 8 == 0. `overrides` is for benches: fields that are not 0 are taken as they are.
+[[nodiscard]] SmallPlan plan_small_linear(const SmallLinear& task, const SmallDevice& device,
+                                          const SmallPlan& overrides = {});
+
+// Once per device before the first launch or capture: lifts the kernels' shared-memory limits.
+cudaError_t prepare_small_linear();
+cudaError_t linear_small(const SmallLinear& task, const SmallPlan& plan, cudaStream_t stream);
+
+}  // namespace tandem::cuda

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+// Shared memory of linear_small.cu, for the kernel and its planner:
+//   barriers | sums of the 8 warps | normed rows (resident) | stages
+// Rows are padded by 16 bytes, which spreads a matrix's 8 rows over all banks.
+namespace tandem::cuda {
+
+inline constexpr uint32_t kSmallTileRows = 32;
+inline constexpr uint32_t kSmallWarps = 8;
+inline constexpr uint32_t kSmallBarrierBytes = 256;
+// What one block may ask for on Hopper.
+inline constexpr int kSmallSharedLimit = 227 * 1024;
+
+[[nodiscard]] __host__ __device__ constexpr uint32_t small_columns(uint32_t rows) {
+  return rows > 8 ? 16 : 8;
+}
+[[nodiscard]] __host__ __device__ constexpr uint32_t small_sums_bytes(uint32_t rows) {
+  return kSmallWarps * kSmallTileRows * small_columns(rows) * 4;
+}
+[[nodiscard]] __host__ __device__ constexpr uint32_t small_fixed_bytes(uint32_t rows) {
+  return kSmallBarrierBytes + small_sums_bytes(rows);
+}
+// Bytes from one row to the next, of `columns` bf16.
+[[nodiscard]] __host__ __device__ constexpr uint32_t small_pitch(int64_t columns) {
+  return static_cast<uint32_t>((columns + 63) / 64 * 64 * 2 + 16);
+}
+[[nodiscard]] __host__ __device__ constexpr uint32_t small_resident_bytes(int64_t in,
+                                                                          uint32_t rows) {
+  return rows * small_pitch(in);
+}
+[[nodiscard]] __host__ __device__ constexpr uint32_t small_stage_bytes(uint32_t stage_rows,
+                                                                       uint32_t chunk) {
+  return stage_rows * small_pitch(chunk);
+}
+
+}  // namespace tandem::cuda

@@ -1,0 +1,164 @@
+#include "kernels/cuda/rows.h"
+
+#include <cuda_bf16.h>
+
+#include <algorithm>
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/rows.cuh"
+
+namespace tandem::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+struct alignas(16) Eight {
+  __nv_bfloat162 v[4];
+};
+
+unsigned blocks_for(int64_t items) {
+  return static_cast<unsigned>(std::max<int64_t>(1, (items + kThreads - 1) / kThreads));
+}
+
+// One block a row part: blockIdx.x is the row, blockIdx.y its 2048 columns.
+__global__ void __launch_bounds__(kThreads)
+    embed_kernel(DeviceStep step, const __nv_bfloat16* table, int64_t hidden, float* x) {
+  allow_next();
+  wait_for_previous();
+  const auto row = static_cast<int64_t>(blockIdx.x);
+  const bool real = step.row_sequence == nullptr || step.row_sequence[row] >= 0;
+  const __nv_bfloat16* from = table + (real ? int64_t{step.tokens[row]} : 0) * hidden;
+  float* to = x + row * hidden;
+  const int64_t first = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * 8;
+  if (hidden % 8 == 0) {
+    if (first >= hidden) return;
+    const Eight e = *reinterpret_cast<const Eight*>(from + first);
+    const float2 a = __bfloat1622float2(e.v[0]);
+    const float2 b = __bfloat1622float2(e.v[1]);
+    const float2 c = __bfloat1622float2(e.v[2]);
+    const float2 d = __bfloat1622float2(e.v[3]);
+    float4* out = reinterpret_cast<float4*>(to + first);
+    out[0] = real ? float4{a.x, a.y, b.x, b.y} : float4{};
+    out[1] = real ? float4{c.x, c.y, d.x, d.y} : float4{};
+    return;
+  }
+  for (int64_t i = first; i < min(first + 8, hidden); ++i)
+    to[i] = real ? __bfloat162float(from[i]) : 0.0F;
+}
+
+__global__ void __launch_bounds__(kNormThreads) rms_norm_kernel(RmsNorm task) {
+  __shared__ float sums[kNormThreads / 32];
+  allow_next();
+  wait_for_previous();
+  const auto t = static_cast<int>(threadIdx.x);
+  const int64_t row = task.index != nullptr ? int64_t{task.index[blockIdx.x]} : int64_t{blockIdx.x};
+  const int64_t n = task.hidden;
+  const float* x = task.x + row * n;
+  const float share = warp_sum(square_share(x, n, t));
+  if (t % 32 == 0) sums[t / 32] = share;
+  __syncthreads();
+  const float factor = norm_factor(sums, n, task.eps);
+  auto* out = reinterpret_cast<__nv_bfloat16*>(task.out) + int64_t{blockIdx.x} * n;
+  if (n % 4 != 0) {
+    for (int64_t i = t; i < n; i += kNormThreads) out[i] = normed(x[i], factor, task.norm[i]);
+    return;
+  }
+#pragma unroll 4
+  for (int64_t i = int64_t{t} * 4; i < n; i += int64_t{kNormThreads} * 4) {
+    const float4 v = *reinterpret_cast<const float4*>(x + i);
+    const float4 w = *reinterpret_cast<const float4*>(task.norm + i);
+    *reinterpret_cast<uint2*>(out + i) = {
+        pack_pair(normed(v.x, factor, w.x), normed(v.y, factor, w.y)),
+        pack_pair(normed(v.z, factor, w.z), normed(v.w, factor, w.w))};
+  }
+}
+
+// Eight results a thread over the flat array: rows do not matter when they are dense.
+__global__ void __launch_bounds__(kThreads)
+    silu_mul_kernel(int64_t count, const __nv_bfloat16* gate_up, __nv_bfloat16* out) {
+  allow_next();
+  wait_for_previous();
+  const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * 8;
+  if (first >= count) return;
+  if (first + 8 <= count) {
+    const Eight* in = reinterpret_cast<const Eight*>(gate_up + 2 * first);
+    const Eight halves[2] = {in[0], in[1]};
+    Eight result;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 a = __bfloat1622float2(halves[i / 2].v[i % 2 * 2]);
+      const float2 b = __bfloat1622float2(halves[i / 2].v[i % 2 * 2 + 1]);
+      result.v[i] = __floats2bfloat162_rn(silu(a.x) * a.y, silu(b.x) * b.y);
+    }
+    *reinterpret_cast<Eight*>(out + first) = result;
+    return;
+  }
+  for (int64_t i = first; i < count; ++i)
+    out[i] = __float2bfloat16_rn(silu(__bfloat162float(gate_up[2 * i])) *
+                                 __bfloat162float(gate_up[2 * i + 1]));
+}
+
+__global__ void __launch_bounds__(kThreads)
+    add_bias_kernel(int64_t count, int64_t columns, const __nv_bfloat16* bias, float* x) {
+  allow_next();
+  wait_for_previous();
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < count) x[i] += __bfloat162float(bias[i % columns]);
+}
+
+template <typename Unit>
+__global__ void __launch_bounds__(kThreads)
+    gather_kernel(int64_t units, const uint32_t* index, const Unit* in, Unit* out) {
+  allow_next();
+  wait_for_previous();
+  const Unit* from = in + int64_t{index[blockIdx.x]} * units;
+  Unit* to = out + int64_t{blockIdx.x} * units;
+  for (int64_t i = threadIdx.x; i < units; i += kThreads) to[i] = from[i];
+}
+
+const __nv_bfloat16* raw(const Bf16* p) { return reinterpret_cast<const __nv_bfloat16*>(p); }
+__nv_bfloat16* raw(Bf16* p) { return reinterpret_cast<__nv_bfloat16*>(p); }
+
+}  // namespace
+
+cudaError_t embed(const DeviceStep& step, const Bf16* table, int64_t hidden, float* x,
+                  cudaStream_t stream) {
+  if (step.rows == 0 || hidden == 0) return cudaSuccess;
+  const dim3 grid(step.rows, blocks_for((hidden + 7) / 8));
+  return launch_chained(embed_kernel, grid, dim3(kThreads), 0, stream, step, raw(table), hidden, x);
+}
+
+cudaError_t rms_norm(const RmsNorm& task, cudaStream_t stream) {
+  if (task.rows == 0 || task.hidden == 0) return cudaSuccess;
+  return launch_chained(rms_norm_kernel, dim3(task.rows), dim3(kNormThreads), 0, stream, task);
+}
+
+cudaError_t silu_mul(uint32_t rows, int64_t intermediate, const Bf16* gate_up, Bf16* out,
+                     cudaStream_t stream) {
+  const int64_t count = int64_t{rows} * intermediate;
+  if (count == 0) return cudaSuccess;
+  return launch_chained(silu_mul_kernel, dim3(blocks_for((count + 7) / 8)), dim3(kThreads), 0,
+                        stream, count, raw(gate_up), raw(out));
+}
+
+cudaError_t add_bias(uint32_t rows, int64_t columns, const Bf16* bias, float* x,
+                     cudaStream_t stream) {
+  const int64_t count = int64_t{rows} * columns;
+  if (count == 0) return cudaSuccess;
+  return launch_chained(add_bias_kernel, dim3(blocks_for(count)), dim3(kThreads), 0, stream, count,
+                        columns, raw(bias), x);
+}
+
+cudaError_t gather_rows(uint32_t rows, int64_t row_bytes, const uint32_t* index, const void* in,
+                        void* out, cudaStream_t stream) {
+  if (rows == 0 || row_bytes == 0) return cudaSuccess;
+  if (row_bytes % 16 == 0)
+    return launch_chained(gather_kernel<uint4>, dim3(rows), dim3(kThreads), 0, stream,
+                          row_bytes / 16, index, static_cast<const uint4*>(in),
+                          static_cast<uint4*>(out));
+  return launch_chained(gather_kernel<uint32_t>, dim3(rows), dim3(kThreads), 0, stream,
+                        row_bytes / 4, index, static_cast<const uint32_t*>(in),
+                        static_cast<uint32_t*>(out));
+}
+
+}  // namespace tandem::cuda

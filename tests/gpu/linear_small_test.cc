@@ -1,0 +1,244 @@
+#include "kernels/cuda/linear_small.h"
+
+#include <string>
+
+#include "kernels/cuda/rows.h"
+#include "tests/gpu/device_data.h"
+
+namespace tandem::cuda {
+namespace {
+
+struct Shape {
+  size_t in;
+  size_t out;
+};
+
+// One random problem of up to 16 rows, on host and device.
+struct Problem {
+  Problem(Shape s, uint32_t seed)
+      : shape(s),
+        random(seed),
+        weight(random.bf16(s.in * s.out, 0.05F)),
+        bias(random.bf16(s.out)),
+        x(random.bf16(kSmallRows * s.in)),
+        residual(random.floats(kSmallRows * s.in, 3.0F)),
+        norm(random.floats(s.in)),
+        device_weight(weight),
+        device_bias(bias),
+        device_x(x),
+        device_residual(residual),
+        device_norm(norm),
+        scratch(kSmallRows * s.in) {}
+
+  SmallLinear task(uint32_t rows, SmallEpilogue epilogue, bool normed, bool biased, void* result) {
+    SmallLinear t;
+    t.weight = device_weight.get();
+    t.bias = biased ? device_bias.get() : nullptr;
+    t.in = static_cast<int64_t>(shape.in);
+    t.out = static_cast<int64_t>(shape.out);
+    t.rows = rows;
+    if (normed) {
+      t.residual = device_residual.get();
+      t.norm = device_norm.get();
+      t.eps = 1e-5F;
+      t.scratch = scratch.get();
+    } else {
+      t.x = device_x.get();
+    }
+    t.epilogue = epilogue;
+    t.result = result;
+    return t;
+  }
+
+  std::vector<double> reference(bool normed, bool biased) {
+    std::vector<double> input(x.size());
+    if (normed)
+      input = rms_normed(residual, norm, 1e-5);
+    else
+      for (size_t i = 0; i < x.size(); ++i) input[i] = value_of(x[i]);
+    return matmul(input, weight, biased ? bias : std::vector<Bf16>{}, kSmallRows, shape.in,
+                  shape.out);
+  }
+
+  Shape shape;
+  Random random;
+  std::vector<Bf16> weight, bias, x;
+  std::vector<float> residual, norm;
+  DeviceArray<Bf16> device_weight, device_bias, device_x;
+  DeviceArray<float> device_residual, device_norm;
+  DeviceArray<Bf16> scratch;
+};
+
+class LinearSmallTest : public CardTest {
+ protected:
+  void SetUp() override {
+    CardTest::SetUp();
+    if (IsSkipped()) return;
+    ASSERT_CUDA(prepare_small_linear());
+  }
+
+  template <typename T>
+  std::vector<T> run(Problem& p, uint32_t rows, SmallEpilogue epilogue, bool normed, bool biased,
+                     const std::vector<T>& before = {}, const SmallPlan& overrides = {}) {
+    const size_t width = epilogue == SmallEpilogue::kSiluMul ? p.shape.out / 2 : p.shape.out;
+    DeviceArray<T> out(kSmallRows * width);
+    if (!before.empty()) {
+      EXPECT_EQ(
+          cudaMemcpy(out.get(), before.data(), before.size() * sizeof(T), cudaMemcpyHostToDevice),
+          cudaSuccess);
+    }
+    p.scratch.poison();
+    const SmallLinear task = p.task(rows, epilogue, normed, biased, out.get());
+    const SmallPlan plan = plan_small_linear(task, {}, overrides);
+    EXPECT_LE(plan.shared_bytes, 227U * 1024);
+    EXPECT_EQ(linear_small(task, plan, nullptr), cudaSuccess);
+    std::vector<T> all = out.read();
+    // Rows past the last are not touched.
+    for (size_t i = rows * width; i < all.size() && before.empty(); ++i)
+      EXPECT_TRUE(std::isnan(value_of(all[i])));
+    all.resize(rows * width);
+    return all;
+  }
+};
+
+template <typename T>
+std::vector<T> first_rows(std::vector<T> v, size_t rows, size_t width) {
+  v.resize(rows * width);
+  return v;
+}
+
+constexpr double kTolerance = 5e-3;
+
+TEST_F(LinearSmallTest, AgreesWithDoublePrecision) {
+  const Shape shapes[] = {{32, 96},    {40, 6},      {56, 66},   {112, 352}, {576, 960},
+                          {576, 576},  {1536, 576},  {248, 330}, {1000, 52}, {3584, 1024},
+                          {4096, 514}, {18944, 300}, {13, 22},   {331, 18},  {8, 2}};
+  uint32_t seed = 1;
+  for (const Shape& shape : shapes) {
+    Problem p(shape, seed++);
+    for (const bool normed : {false, true}) {
+      const std::vector<double> plain = p.reference(normed, false);
+      const std::vector<double> biased = p.reference(normed, true);
+      const std::vector<float> before = p.random.floats(kSmallRows * shape.out);
+      for (const uint32_t rows : {1U, 2U, 3U, 4U, 5U, 8U, 9U, 13U, 16U}) {
+        SCOPED_TRACE(std::to_string(shape.in) + " x " + std::to_string(shape.out) + ", rows " +
+                     std::to_string(rows) + (normed ? ", normed" : ""));
+        EXPECT_LT(relative_error(run<Bf16>(p, rows, SmallEpilogue::kStore, normed, true),
+                                 first_rows(biased, rows, shape.out)),
+                  kTolerance);
+        EXPECT_LT(relative_error(run<float>(p, rows, SmallEpilogue::kStoreFloat, normed, false),
+                                 first_rows(plain, rows, shape.out)),
+                  kTolerance);
+        std::vector<double> sum(rows * shape.out);
+        for (size_t i = 0; i < sum.size(); ++i) sum[i] = value_of(before[i]) + plain[i];
+        EXPECT_LT(
+            relative_error(run<float>(p, rows, SmallEpilogue::kAdd, normed, false, before), sum),
+            kTolerance);
+        std::vector<double> silu(rows * shape.out / 2);
+        for (size_t i = 0; i < silu.size(); ++i)
+          silu[i] = silu_times(biased[2 * i], biased[2 * i + 1]);
+        EXPECT_LT(relative_error(run<Bf16>(p, rows, SmallEpilogue::kSiluMul, normed, true), silu),
+                  kTolerance);
+      }
+    }
+  }
+}
+
+TEST_F(LinearSmallTest, ARowDoesNotDependOnItsCompany) {
+  for (const Shape& shape :
+       {Shape{3584, 512}, Shape{18944, 128}, Shape{576, 200}, Shape{264, 40}, Shape{37, 16}})
+    for (const bool normed : {false, true}) {
+      Problem p(shape, 77);
+      const auto all = run<float>(p, 16, SmallEpilogue::kStoreFloat, normed, true);
+      const auto gated = run<Bf16>(p, 16, SmallEpilogue::kSiluMul, normed, true);
+      for (uint32_t rows = 1; rows < 16; ++rows) {
+        const auto some = run<float>(p, rows, SmallEpilogue::kStoreFloat, normed, true);
+        EXPECT_TRUE(same_bits(some.data(), all.data(), some.size()))
+            << shape.in << " " << rows << " " << normed;
+        const auto less = run<Bf16>(p, rows, SmallEpilogue::kSiluMul, normed, true);
+        EXPECT_TRUE(same_bits(less.data(), gated.data(), less.size()))
+            << shape.in << " " << rows << " " << normed;
+      }
+    }
+}
+
+TEST_F(LinearSmallTest, PlansDoNotChangeResults) {
+  Problem p({3584, 600}, 5);
+  const auto want = run<float>(p, 4, SmallEpilogue::kStoreFloat, true, false);
+  for (const uint32_t blocks : {1U, 7U, 66U, 300U})
+    for (const uint32_t chunk : {256U, 512U, 768U})
+      for (const uint32_t stages : {1U, 2U, 5U}) {
+        SmallPlan o;
+        o.blocks = blocks;
+        o.chunk = chunk;
+        o.stages = stages;
+        o.tile_rows = blocks == 7 ? 24 : 0;
+        const auto got = run<float>(p, 4, SmallEpilogue::kStoreFloat, true, false, {}, o);
+        EXPECT_TRUE(same_bits(got.data(), want.data(), want.size()))
+            << blocks << " " << chunk << " " << stages;
+      }
+}
+
+TEST_F(LinearSmallTest, TakesIndexedRowsForTheHead) {
+  Problem p({576, 1000}, 9);
+  const std::vector<uint32_t> index = {7, 0, 15, 7};
+  DeviceArray<uint32_t> device_index(index);
+  DeviceArray<float> out(index.size() * p.shape.out);
+  SmallLinear task = p.task(4, SmallEpilogue::kStoreFloat, true, false, out.get());
+  task.index = device_index.get();
+  ASSERT_CUDA(linear_small(task, plan_small_linear(task, {}), nullptr));
+  const auto got = out.read();
+  const auto all = run<float>(p, 16, SmallEpilogue::kStoreFloat, true, false);
+  for (size_t i = 0; i < index.size(); ++i)
+    EXPECT_TRUE(
+        same_bits(got.data() + i * p.shape.out, all.data() + index[i] * p.shape.out, p.shape.out));
+}
+
+// A chain as a decode layer makes it, recorded in a graph with programmatic launches, gives the
+// bits of the same kernels run one at a time.
+TEST_F(LinearSmallTest, ChainsInAGraph) {
+  constexpr uint32_t kRows = 3;
+  constexpr size_t kHidden = 1024;
+  constexpr size_t kInner = 2816;
+  Problem gate({kHidden, 2 * kInner}, 11);
+  Problem down({kInner, kHidden}, 12);
+  DeviceArray<Bf16> mid(kSmallRows * kInner);
+  DeviceArray<float> x(gate.residual);
+  cudaStream_t stream = nullptr;
+  ASSERT_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  const auto settle = [&](bool apart) {
+    if (apart) {
+      EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    }
+  };
+  const auto layer = [&](bool apart) {
+    SmallLinear a = gate.task(kRows, SmallEpilogue::kSiluMul, true, true, mid.get());
+    a.residual = x.get();
+    EXPECT_EQ(linear_small(a, plan_small_linear(a, {}), stream), cudaSuccess);
+    settle(apart);
+    SmallLinear b = down.task(kRows, SmallEpilogue::kAdd, false, true, x.get());
+    b.x = mid.get();
+    EXPECT_EQ(linear_small(b, plan_small_linear(b, {}), stream), cudaSuccess);
+    settle(apart);
+  };
+  for (int i = 0; i < 20; ++i) layer(true);
+  const auto want = x.read();
+  ASSERT_CUDA(cudaMemcpy(x.get(), gate.residual.data(), x.bytes(), cudaMemcpyHostToDevice));
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  ASSERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  for (int i = 0; i < 10; ++i) layer(false);
+  ASSERT_CUDA(cudaStreamEndCapture(stream, &graph));
+  ASSERT_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  ASSERT_CUDA(cudaGraphLaunch(exec, stream));
+  ASSERT_CUDA(cudaGraphLaunch(exec, stream));
+  ASSERT_CUDA(cudaStreamSynchronize(stream));
+  const auto got = x.read();
+  EXPECT_TRUE(same_bits(got.data(), want.data(), want.size()));
+  ASSERT_CUDA(cudaGraphExecDestroy(exec));
+  ASSERT_CUDA(cudaGraphDestroy(graph));
+  ASSERT_CUDA(cudaStreamDestroy(stream));
+}
+
+}  // namespace
+}  // namespace tandem::cuda
