@@ -73,7 +73,8 @@ Status DecodeScheduler::State::open_receive(const Sequence& s) {
     return std::span(pages.pages + (size_t{layer} * pages.blocks + blocks[page].value) * bytes,
                      bytes);
   };
-  if (h.tail) {
+  if (h.tail_rows > 0) {
+    plan.tail_rows = h.tail_rows;
     plan.tail_destination = [pages, slot = table.tail.slot()](uint32_t layer) {
       const size_t bytes = pages.layout.tail_layout().page_bytes();
       return std::span(pages.tail + (size_t{layer} * pages.tails + slot) * bytes, bytes);

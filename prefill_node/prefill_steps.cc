@@ -26,7 +26,7 @@ bool PrefillScheduler::State::admit(Job& job) {
                                                 .address = job.address,
                                                 .layout = deps.kv.layout(),
                                                 .pages = job.handover.pages,
-                                                .tail = job.handover.tail,
+                                                .tail_rows = job.handover.tail_rows,
                                                 .deadline = job.deadline - job.started});
   if (!status) {
     fail(job, status.error(), Report::kYes);
@@ -104,7 +104,7 @@ std::optional<PushPlan> PrefillScheduler::State::plan_push(Job& job, uint32_t ro
     plan.blocks.push_back(job.kv.ids()[first + page]);
   }
   job.step_posted = std::max(job.posted, upto);
-  if (last && job.handover.tail) plan.tail = job.kv.tail.slot();
+  if (last && job.handover.tail_rows > 0) plan.tail = job.kv.tail.slot();
   if (plan.blocks.empty() && !plan.tail) return std::nullopt;
   return plan;
 }

@@ -11,8 +11,8 @@ namespace tandem::node {
 // already holds the first `cached` (whole blocks). Both sides compute it from the same numbers.
 struct Handover {
   uint32_t first_block = 0;  // of the prompt; block i of the transfer is block first_block + i
-  uint32_t pages = 0;  // per layer; a half-filled last block counts unless it travels as a tail
-  bool tail = false;   // the open page travels in tail format
+  uint32_t pages = 0;      // per layer; a half-filled last block counts unless it travels as a tail
+  uint32_t tail_rows = 0;  // rows of the open page, which travels in tail format; 0: none does
 };
 
 [[nodiscard]] constexpr uint32_t blocks_for(size_t tokens) {
@@ -27,11 +27,10 @@ struct Handover {
 }
 
 [[nodiscard]] inline Handover handover(const kv::KvLayout& layout, size_t tokens, uint32_t cached) {
-  const bool open_page = tokens % kv::kBlockTokens != 0;
   Handover h;
   h.first_block = cached / kv::kBlockTokens;
-  h.tail = layout.needs_tail() && open_page;
-  const uint32_t sent = blocks_for(tokens) - (h.tail ? 1 : 0);
+  if (layout.needs_tail()) h.tail_rows = static_cast<uint32_t>(tokens % kv::kBlockTokens);
+  const uint32_t sent = blocks_for(tokens) - (h.tail_rows > 0 ? 1 : 0);
   h.pages = sent - std::min(sent, h.first_block);
   return h;
 }

@@ -113,6 +113,7 @@ Status LoopbackTest::send(const kv::BlockTable& from, const kv::BlockTable& to, 
     return page_of(pages, layer, block);
   };
   if (tail) {
+    plan.tail_rows = kv::kBlockTokens;
     plan.tail_destination = [pages, slot = to.tail.slot()](uint32_t layer) {
       return tail_of(pages, layer, slot);
     };
@@ -124,7 +125,7 @@ Status LoopbackTest::send(const kv::BlockTable& from, const kv::BlockTable& to, 
                                    .address = transport_.address(),
                                    .layout = pages.layout,
                                    .pages = 1,
-                                   .tail = tail,
+                                   .tail_rows = tail ? kv::kBlockTokens : 0,
                                    .deadline = limit}));
   for (uint32_t layer = 0; layer < pages.layout.layers; ++layer) {
     const std::span<const std::byte> page = page_of(pages, layer, from.ids()[0]);

@@ -76,14 +76,13 @@ Status check_fields(const Packed& p) {
   if (!rules.pages && (p.layer != 0 || p.first_page != 0 || p.pages != 0)) {
     return malformed("pages", "are named by a frame that carries none");
   }
-  if (rules.pages && (p.pages == 0 || p.pages > kMaxKvFramePages)) {
-    return malformed("pages", "is " + std::to_string(p.pages) + ", but 1 to " +
-                                  std::to_string(kMaxKvFramePages) + " are allowed");
-  }
   const bool tail = static_cast<KvFrameKind>(p.kind) == KvFrameKind::kTail;
-  if (tail && (p.pages != 1 || p.first_page != 0)) {
-    return malformed("pages", "of a tail frame must be the one tail page");
+  const uint32_t most = tail ? kMaxKvTailRows : kMaxKvFramePages;
+  if (rules.pages && (p.pages == 0 || p.pages > most)) {
+    return malformed("pages", "is " + std::to_string(p.pages) + ", but 1 to " +
+                                  std::to_string(most) + " are allowed");
   }
+  if (tail && p.first_page != 0) return malformed("first_page", "of a tail frame is not 0");
   return {};
 }
 

@@ -25,22 +25,24 @@ namespace tandem::proto {
 //       32    8  geometry          hash of everything that shapes a page (transport::geometry_hash)
 //       40    4  layer             data, tail; else 0
 //       44    4  first_page        data; else 0
-//       48    4  pages             data: pages in the payload; tail: 1; else 0
+//       48    4  pages             data: pages in the payload; tail: rows in it; else 0
 //       52    4  payload_bytes
 //       56    8  payload_checksum  XXH3-64 of the payload, seeded with transfer_id
 //       64    8  header_checksum   XXH3-64 of bytes 0 .. 63
 //
-// Data and tail payloads are pages as stored. A commit's payload is the caller's. Cancel, error and
+// A data payload is pages as stored. A tail's is the first rows of the open page: for each KV head
+// its K rows, then its V rows. A commit's payload is the caller's. Cancel, error and
 // reject carry one byte of ErrorCode and a text; ack has none.
 inline constexpr size_t kKvHeaderBytes = 72;
 inline constexpr uint32_t kMaxKvPayload = 16u << 20;  // one page must fit
 inline constexpr uint32_t kMaxKvCommit = 64u << 10;
 inline constexpr uint32_t kMaxKvReason = 1024;
 inline constexpr uint32_t kMaxKvFramePages = 256;
+inline constexpr uint32_t kMaxKvTailRows = 16;
 
 enum class KvFrameKind : uint8_t {
   kData = 1,    // pages of one layer
-  kTail = 2,    // the open page of one layer
+  kTail = 2,    // the used rows of one layer's open page
   kCommit = 3,  // no more pages follow
   kCancel = 4,  // the sender gave up on request
   kError = 5,   // the sender could not go on
@@ -58,7 +60,7 @@ struct KvFrameHeader {
   uint64_t geometry = 0;
   uint32_t layer = 0;
   uint32_t first_page = 0;
-  uint32_t pages = 0;
+  uint32_t pages = 0;  // of a tail: rows
   uint32_t payload_bytes = 0;
   uint64_t payload_checksum = 0;
 

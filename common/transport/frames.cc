@@ -46,9 +46,14 @@ uint64_t geometry_hash(const kv::KvLayout& layout) {
   return XXH3_64bits(fields, sizeof(fields));
 }
 
-uint32_t pages_per_frame(const kv::KvLayout& layout) {
-  const size_t fit = kTargetPayload / std::max<size_t>(layout.page_bytes(), 1);
-  return static_cast<uint32_t>(std::clamp<size_t>(fit, 1, proto::kMaxKvFramePages));
+// Tail pages hold rows of plain elements: heads, then K and V, then token, then channel. A section
+// is then 16 rows without padding (head_dim is even).
+TailRuns tail_runs(const kv::KvLayout& layout, uint32_t rows) {
+  const kv::KvLayout tail = layout.tail_layout();
+  const size_t section = tail.k_section_bytes();
+  return {.count = size_t{2} * tail.kv_heads,
+          .run_bytes = section / kv::kBlockTokens * rows,
+          .stride = section};
 }
 
 Frame make_data_frame(const FrameOrigin& origin, uint32_t layer, uint32_t first_page,
@@ -63,11 +68,18 @@ Frame make_data_frame(const FrameOrigin& origin, uint32_t layer, uint32_t first_
   return sealed(header, std::move(payload));
 }
 
-Frame make_tail_frame(const FrameOrigin& origin, uint32_t layer, std::span<const std::byte> page) {
+Frame make_tail_frame(const FrameOrigin& origin, uint32_t layer, uint32_t rows,
+                      const TailRuns& runs, std::span<const std::byte> page) {
   KvFrameHeader header = header_of(origin, KvFrameKind::kTail);
   header.layer = layer;
-  header.pages = 1;
-  return sealed(header, {page.begin(), page.end()});
+  header.pages = rows;
+  std::vector<std::byte> payload;
+  payload.reserve(runs.bytes());
+  for (size_t i = 0; i < runs.count; ++i) {
+    const auto run = page.subspan(i * runs.stride, runs.run_bytes);
+    payload.insert(payload.end(), run.begin(), run.end());
+  }
+  return sealed(header, std::move(payload));
 }
 
 Frame make_commit_frame(const FrameOrigin& origin, std::string_view commit) {

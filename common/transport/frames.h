@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <string>
@@ -25,7 +26,31 @@ struct Frame {
 // Frames aim at this payload: large enough that per-frame costs vanish, small enough to overlap
 // copying, checking and sending, and to stay in a core's cache.
 inline constexpr size_t kTargetPayload = 256u << 10;
-[[nodiscard]] uint32_t pages_per_frame(const kv::KvLayout& layout);
+
+// Calls post(first_page, part) -> Status for each frame's share of a layer's `pages`, in order,
+// until one fails. Pages are of one size.
+template <typename Post>
+Status for_each_frame(uint32_t first_page, std::span<const std::span<const std::byte>> pages,
+                      const Post& post) {
+  if (pages.empty()) return {};
+  const size_t fit = kTargetPayload / std::max<size_t>(pages.front().size(), 1);
+  const size_t step = std::clamp<size_t>(fit, 1, proto::kMaxKvFramePages);
+  for (size_t at = 0; at < pages.size(); at += step) {
+    const auto part = pages.subspan(at, std::min(step, pages.size() - at));
+    TANDEM_TRY(post(first_page + static_cast<uint32_t>(at), part));
+  }
+  return {};
+}
+
+// The first `rows` rows of a tail page lie scattered in it, one run of bytes for each head's K and
+// V; on the wire the runs follow each other without gaps. Runs are all of run_bytes.
+struct TailRuns {
+  size_t count = 0;
+  size_t run_bytes = 0;  // `rows` rows of one section
+  size_t stride = 0;     // between runs in the tail page
+  [[nodiscard]] size_t bytes() const { return count * run_bytes; }
+};
+[[nodiscard]] TailRuns tail_runs(const kv::KvLayout& layout, uint32_t rows);
 
 // What a sender puts into every header.
 struct FrameOrigin {
@@ -39,8 +64,9 @@ struct FrameOrigin {
 // Copies `pages` (each page_bytes long) into one frame and checksums it.
 [[nodiscard]] Frame make_data_frame(const FrameOrigin& origin, uint32_t layer, uint32_t first_page,
                                     std::span<const std::span<const std::byte>> pages);
-[[nodiscard]] Frame make_tail_frame(const FrameOrigin& origin, uint32_t layer,
-                                    std::span<const std::byte> page);
+// The first `rows` rows of a whole tail page, whose runs are `runs`.
+[[nodiscard]] Frame make_tail_frame(const FrameOrigin& origin, uint32_t layer, uint32_t rows,
+                                    const TailRuns& runs, std::span<const std::byte> page);
 [[nodiscard]] Frame make_commit_frame(const FrameOrigin& origin, std::string_view commit);
 // kCancel, kError, kReject
 [[nodiscard]] Frame make_reason_frame(const FrameOrigin& origin, proto::KvFrameKind kind,

@@ -16,6 +16,13 @@ constexpr size_t kRememberedGenerations = 1024;
 
 std::string name_of(TransferId id) { return "transfer " + std::to_string(id.value); }
 
+Status check_destination(const KvFrameHeader& header, size_t bytes, size_t expected) {
+  if (bytes == expected) return {};
+  return fail(ErrorCode::kInternal, name_of(header.transfer) + ": a destination page has " +
+                                        std::to_string(bytes) + " bytes instead of " +
+                                        std::to_string(expected));
+}
+
 }  // namespace
 
 TransportCounters AtomicCounters::snapshot() const {
@@ -53,13 +60,18 @@ Status ReceiveTable::open(ReceivePlan plan) {
   if ((plan.pages > 0 && !plan.destination) || plan.deadline <= Duration::zero()) {
     return fail(ErrorCode::kInvalidArgument, "a receive needs destinations and a deadline");
   }
-  if (plan.tail_destination && !plan.layout.needs_tail()) {
+  if (plan.tail_rows > 0 && !plan.layout.needs_tail()) {
     return fail(ErrorCode::kInvalidArgument, "this KV format has no tail page");
+  }
+  if (plan.tail_rows > kv::kBlockTokens || (plan.tail_rows > 0) != bool(plan.tail_destination)) {
+    return fail(ErrorCode::kInvalidArgument,
+                "a receive with a tail needs its destination and 1 to " +
+                    std::to_string(kv::kBlockTokens) + " rows");
   }
   Receive receive;
   receive.geometry = geometry_hash(plan.layout);
   receive.pages.resize(size_t{plan.layout.layers} * plan.pages);
-  receive.tails.resize(plan.tail_destination ? plan.layout.layers : 0);
+  receive.tails.resize(plan.tail_rows > 0 ? plan.layout.layers : 0);
   receive.missing = receive.pages.size() + receive.tails.size();
   receive.opened = clock_.now();
   receive.deadline = receive.opened + plan.deadline;
@@ -214,14 +226,20 @@ std::optional<ReceiveTable::Outcome> ReceiveTable::refuse(const KvFrameHeader& h
   const bool data = header.kind == KvFrameKind::kData;
   if (!data && header.kind != KvFrameKind::kTail) return std::nullopt;
   const kv::KvLayout& layout = receive.plan.layout;
-  const size_t page_bytes = data ? layout.page_bytes() : layout.tail_layout().page_bytes();
   if (header.layer >= layout.layers ||
       (data && uint64_t{header.first_page} + header.pages > receive.plan.pages) ||
       (!data && receive.tails.empty())) {
     return broken(ErrorCode::kCorruptData, "a " + std::string(to_string(header.kind)) +
                                                " frame names pages outside the reservation");
   }
-  if (header.payload_bytes != header.pages * page_bytes) {
+  if (!data && header.pages != receive.plan.tail_rows) {
+    return broken(ErrorCode::kCorruptData,
+                  "a tail frame has " + std::to_string(header.pages) + " rows, but " +
+                      std::to_string(receive.plan.tail_rows) + " were reserved");
+  }
+  const size_t expected =
+      data ? header.pages * layout.page_bytes() : tail_runs(layout, receive.plan.tail_rows).bytes();
+  if (header.payload_bytes != expected) {
     return broken(ErrorCode::kCorruptData, "a " + std::string(to_string(header.kind)) +
                                                " frame has the wrong length for its pages");
   }
@@ -248,25 +266,29 @@ ReceiveTable::Admission ReceiveTable::admit(const KvFrameHeader& header) {
 
 Status ReceiveTable::write_pages(Receive& receive, const KvFrameHeader& header,
                                  std::span<const std::byte> payload) {
-  const size_t page_bytes = payload.size() / header.pages;
+  const size_t page_bytes = receive.plan.layout.page_bytes();
   for (uint32_t i = 0; i < header.pages; ++i) {
     const uint32_t page = header.first_page + i;
-    const bool data = header.kind == KvFrameKind::kData;
-    const std::span<std::byte> to = data ? receive.plan.destination(header.layer, page)
-                                         : receive.plan.tail_destination(header.layer);
-    if (to.size() != page_bytes) {
-      return fail(ErrorCode::kInternal, name_of(header.transfer) + ": a destination page has " +
-                                            std::to_string(to.size()) + " bytes instead of " +
-                                            std::to_string(page_bytes));
-    }
+    const std::span<std::byte> to = receive.plan.destination(header.layer, page);
+    TANDEM_TRY(check_destination(header, to.size(), page_bytes));
     std::memcpy(to.data(), payload.data() + i * page_bytes, page_bytes);
-    if (data) {
-      receive.pages[size_t{header.layer} * receive.plan.pages + page] = true;
-    } else {
-      receive.tails[header.layer] = true;
-    }
+    receive.pages[size_t{header.layer} * receive.plan.pages + page] = true;
     --receive.missing;
   }
+  return {};
+}
+
+Status ReceiveTable::write_tail(Receive& receive, const KvFrameHeader& header,
+                                std::span<const std::byte> payload) {
+  const kv::KvLayout& layout = receive.plan.layout;
+  const std::span<std::byte> to = receive.plan.tail_destination(header.layer);
+  TANDEM_TRY(check_destination(header, to.size(), layout.tail_layout().page_bytes()));
+  const TailRuns runs = tail_runs(layout, receive.plan.tail_rows);
+  for (size_t i = 0; i < runs.count; ++i) {
+    std::memcpy(to.data() + i * runs.stride, payload.data() + i * runs.run_bytes, runs.run_bytes);
+  }
+  receive.tails[header.layer] = true;
+  --receive.missing;
   return {};
 }
 
@@ -278,11 +300,12 @@ ReceiveTable::Outcome ReceiveTable::take(const KvFrameHeader& header,
   receive.stats.wire_bytes += proto::kKvHeaderBytes + payload.size();
   switch (header.kind) {
     case KvFrameKind::kData:
-    case KvFrameKind::kTail:
-      if (Status written = write_pages(receive, header, payload); !written) {
-        return fail_transfer(header, std::move(written).error(), true);
-      }
+    case KvFrameKind::kTail: {
+      Status written = header.kind == KvFrameKind::kData ? write_pages(receive, header, payload)
+                                                         : write_tail(receive, header, payload);
+      if (!written) return fail_transfer(header, std::move(written).error(), true);
       break;
+    }
     case KvFrameKind::kCommit:
       receive.commit.emplace(reinterpret_cast<const char*>(payload.data()), payload.size());
       break;

@@ -83,6 +83,7 @@ class ReceiveTable {
   Outcome take(const Header& header, std::span<const std::byte> payload);
   Outcome fail_transfer(const Header& header, Error error, bool tell);
   Status write_pages(Receive& receive, const Header& header, std::span<const std::byte> payload);
+  Status write_tail(Receive& receive, const Header& header, std::span<const std::byte> payload);
   Answer reject(const Header& header, Error reason) const;
   void remember(TransferId id, Ended ended);
   void raise(TransferId id, Outcome& outcome);

@@ -28,13 +28,15 @@ Status SendTable::open(const SendSpec& spec) {
                 "a send needs a transfer id and a receiver generation");
   }
   if (spec.deadline <= Duration::zero()) return bad_post(spec.id, "a send needs a deadline");
-  if (spec.tail && !spec.layout.needs_tail())
-    return bad_post(spec.id, "this KV format has no tail");
+  if (spec.tail_rows > kv::kBlockTokens || (spec.tail_rows > 0 && !spec.layout.needs_tail())) {
+    return bad_post(spec.id,
+                    "this KV format has no tail of " + std::to_string(spec.tail_rows) + " rows");
+  }
   Send send;
   send.spec = spec;
   send.geometry = geometry_hash(spec.layout);
   send.pages.resize(size_t{spec.layout.layers} * spec.pages);
-  send.tails.resize(spec.tail ? spec.layout.layers : 0);
+  send.tails.resize(spec.tail_rows > 0 ? spec.layout.layers : 0);
   send.missing = send.pages.size() + send.tails.size();
   send.opened = clock_.now();
   send.deadline = send.opened + spec.deadline;
@@ -59,7 +61,9 @@ Result<SendTable::Send*> SendTable::find(TransferId id) {
 SendTable::Route SendTable::route_of(const Send& send) const {
   return {.origin = {send.spec.id, self_, send.spec.receiver, send.geometry,
                      static_cast<uint8_t>(send.spec.layout.format)},
-          .address = send.spec.address};
+          .address = send.spec.address,
+          .tail_rows = send.spec.tail_rows,
+          .tail = tail_runs(send.spec.layout, send.spec.tail_rows)};
 }
 
 void SendTable::posted(Send& send, size_t pages) {

@@ -32,6 +32,8 @@ class SendTable {
   struct Route {
     FrameOrigin origin;
     std::string address;
+    uint32_t tail_rows = 0;
+    TailRuns tail;
   };
   [[nodiscard]] std::optional<Route> route(TransferId id) const;
   void count_frame(TransferId id, size_t wire_bytes);

@@ -44,9 +44,11 @@ struct ReceivePlan {
   // before they are written.
   std::function<std::span<std::byte>(uint32_t layer, uint32_t page)> destination = {};
   uint32_t pages = 0;
-  // Layouts with needs_tail(): the last, open page comes as one more page in tail_layout() format.
-  std::function<std::span<std::byte>(uint32_t layer)> tail_destination = {};  // empty: no tail
-  Duration deadline{};                                                        // from open_receive
+  // Layouts with needs_tail(): of the last, open page the first `tail_rows` rows come as well, in
+  // tail_layout() format; the destination is a whole tail page, whose other rows are left alone.
+  std::function<std::span<std::byte>(uint32_t layer)> tail_destination = {};
+  uint32_t tail_rows = 0;  // 0: no tail; at most kBlockTokens
+  Duration deadline{};     // from open_receive
 };
 
 struct ReceiveStats {
@@ -60,13 +62,13 @@ struct SendSpec {
   Generation receiver = {};
   std::string address = {};  // the receiver's address()
   kv::KvLayout layout = {};
-  uint32_t pages = 0;  // full pages per layer to send
-  bool tail = false;
+  uint32_t pages = 0;      // full pages per layer to send
+  uint32_t tail_rows = 0;  // as in ReceivePlan
   Duration deadline{};
 };
 
 struct SendStats {
-  uint64_t raw_bytes = 0;   // the same tokens as bf16 pages
+  uint64_t raw_bytes = 0;   // the same pages in bf16, open ones included
   uint64_t wire_bytes = 0;  // headers included
   uint32_t frames = 0;
   Duration elapsed{};  // first post to last completion
@@ -136,6 +138,7 @@ class Transport {
   // size).
   [[nodiscard]] virtual Status post_pages(TransferId id, uint32_t layer, uint32_t first_page,
                                           std::span<const std::span<const std::byte>> pages) = 0;
+  // `page` is the whole tail page; its first tail_rows rows are sent.
   [[nodiscard]] virtual Status post_tail(TransferId id, uint32_t layer,
                                          std::span<const std::byte> page) = 0;
   // No more pages follow; `commit` (at most 64 KiB) reaches on_received.

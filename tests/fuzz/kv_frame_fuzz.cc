@@ -21,6 +21,7 @@ using namespace tandem::transport;  // NOLINT(google-build-using-namespace)
 
 constexpr kv::KvLayout kLayout{2, 1, 2, kv::KvFormat::kInt4};
 constexpr uint32_t kPages = 3;
+constexpr uint32_t kTailRows = 5;
 constexpr TransferId kTransfer{7};
 constexpr Generation kSelf{1};
 constexpr Generation kPeer{2};
@@ -58,7 +59,7 @@ struct Arena {
 void repair(std::byte* header, std::span<const std::byte> payload) {
   const auto put = [&](size_t at, auto value) { std::memcpy(header + at, &value, sizeof(value)); };
   put(0, uint32_t{0x46564B54});
-  put(4, uint16_t{1});
+  put(4, uint16_t{2});
   put(8, kTransfer.value);
   put(16, kPeer.value);
   put(24, kSelf.value);
@@ -83,6 +84,7 @@ void feed(std::span<const std::byte> input, bool fix) {
                    .pages = kPages,
                    .deadline = std::chrono::seconds(1)};
   plan.destination = [&](uint32_t layer, uint32_t i) { return pages.page(layer * kPages + i); };
+  plan.tail_rows = kTailRows;
   plan.tail_destination = [&](uint32_t layer) { return tails.page(layer); };
   TANDEM_CHECK(receives.open(plan).has_value(), "the plan is good");
   const Status opened = sends.open({.id = kTransfer,
@@ -90,7 +92,7 @@ void feed(std::span<const std::byte> input, bool fix) {
                                     .address = "peer",
                                     .layout = kLayout,
                                     .pages = 0,
-                                    .tail = false,
+                                    .tail_rows = 0,
                                     .deadline = std::chrono::seconds(1)});
   TANDEM_CHECK(opened.has_value(), "the spec is good");
 

@@ -215,8 +215,10 @@ Result<ScoreOutcome> LocalModel::score(std::span<const TokenId> tokens) {
   const uint64_t pages = (total + kv::kBlockTokens - 1) / kv::kBlockTokens;
   outcome.raw_bytes = pages * layout.bf16_block_bytes();
   outcome.wire_bytes = pages * layout.block_bytes();
-  if (layout.needs_tail() && total % kv::kBlockTokens != 0) {
-    outcome.wire_bytes += layout.tail_layout().block_bytes() - layout.block_bytes();
+  if (const uint64_t rows = total % kv::kBlockTokens; layout.needs_tail() && rows != 0) {
+    // Of the open page the used rows are sent, in tail format.
+    outcome.wire_bytes -= layout.block_bytes();
+    outcome.wire_bytes += layout.tail_layout().block_bytes() / kv::kBlockTokens * rows;
   }
   return outcome;
 }

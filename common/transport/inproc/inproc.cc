@@ -102,23 +102,22 @@ class InprocTransport final : public Transport {
                     std::span<const std::span<const std::byte>> pages) override {
     if (pages.empty()) return {};
     TANDEM_TRY(checked(id, sends_.post_pages(id, layer, first_page, pages)));
-    const size_t step =
-        std::clamp<size_t>(kTargetPayload / pages.front().size(), 1, proto::kMaxKvFramePages);
-    for (size_t at = 0; at < pages.size(); at += step) {
-      const auto part = pages.subspan(at, std::min(step, pages.size() - at));
-      TANDEM_TRY(post(id, [&](const FrameOrigin& origin) {
-        return make_data_frame(origin, layer, first_page + static_cast<uint32_t>(at), part);
-      }));
-    }
-    return {};
+    return for_each_frame(first_page, pages, [&](uint32_t first, auto part) {
+      return post(id, [&](const SendTable::Route& route) {
+        return make_data_frame(route.origin, layer, first, part);
+      });
+    });
   }
   Status post_tail(TransferId id, uint32_t layer, std::span<const std::byte> page) override {
     TANDEM_TRY(checked(id, sends_.post_tail(id, layer, page)));
-    return post(id, [&](const FrameOrigin& o) { return make_tail_frame(o, layer, page); });
+    return post(id, [&](const SendTable::Route& route) {
+      return make_tail_frame(route.origin, layer, route.tail_rows, route.tail, page);
+    });
   }
   Status post_commit(TransferId id, std::string commit) override {
     TANDEM_TRY(checked(id, sends_.post_commit(id, commit.size())));
-    return post(id, [&](const FrameOrigin& o) { return make_commit_frame(o, commit); });
+    return post(
+        id, [&](const SendTable::Route& route) { return make_commit_frame(route.origin, commit); });
   }
   void cancel_send(TransferId id, std::string reason) override {
     const Error error = make_error(ErrorCode::kCancelled, std::move(reason));
@@ -167,7 +166,7 @@ class InprocTransport final : public Transport {
   Status post(TransferId id, const MakeFrame& make) {
     const auto route = sends_.route(id);
     if (!route) return fail(ErrorCode::kNotFound, "the transfer has ended");
-    Frame frame = make(route->origin);
+    Frame frame = make(*route);
     sends_.count_frame(id, frame.wire_bytes());  // before the ack can come
     if (!hub_->send(address_, route->address, std::move(frame), true)) {
       return checked(

@@ -75,12 +75,14 @@ TransferId transfer_of(const Post& post) {
   return std::visit([](const auto& p) { return p.id; }, post);
 }
 
-Frame build(const Post& post, const FrameOrigin& origin) {
+Frame build(const Post& post, const SendTable::Route& route) {
+  const FrameOrigin& origin = route.origin;
   if (const auto* p = std::get_if<PostPages>(&post)) {
     return make_data_frame(origin, p->layer, p->first_page, p->pages);
   }
-  if (const auto* p = std::get_if<PostTail>(&post))
-    return make_tail_frame(origin, p->layer, p->page);
+  if (const auto* p = std::get_if<PostTail>(&post)) {
+    return make_tail_frame(origin, p->layer, route.tail_rows, route.tail, p->page);
+  }
   return make_commit_frame(origin, std::get<PostCommit>(post).commit);
 }
 
@@ -135,15 +137,9 @@ class UcxTransport final : public Transport {
                     std::span<const std::span<const std::byte>> pages) override {
     if (pages.empty()) return {};
     TANDEM_TRY(checked(id, sends_.post_pages(id, layer, first_page, pages)));
-    const size_t step =
-        std::clamp<size_t>(kTargetPayload / pages.front().size(), 1, proto::kMaxKvFramePages);
-    for (size_t at = 0; at < pages.size(); at += step) {
-      const auto part = pages.subspan(at, std::min(step, pages.size() - at));
-      TANDEM_TRY(post(
-          id, PostPages{
-                  id, layer, first_page + static_cast<uint32_t>(at), {part.begin(), part.end()}}));
-    }
-    return {};
+    return for_each_frame(first_page, pages, [&](uint32_t first, auto part) {
+      return post(id, PostPages{id, layer, first, {part.begin(), part.end()}});
+    });
   }
   Status post_tail(TransferId id, uint32_t layer, std::span<const std::byte> page) override {
     TANDEM_TRY(checked(id, sends_.post_tail(id, layer, page)));
@@ -434,7 +430,7 @@ void UcxTransport::pump(Peer& peer, const std::string& address) {
     forget_post();
     const auto route = sends_.route(transfer_of(post));
     if (!route) continue;
-    Frame frame = build(post, route->origin);
+    Frame frame = build(post, *route);
     sends_.count_frame(route->origin.transfer, frame.wire_bytes());
     send(peer, address, std::move(frame));
   }

@@ -172,7 +172,7 @@ double ours(const char* self, const char* tls, size_t bytes, uint32_t pages, std
                                                 .address = address,
                                                 .layout = layout_of(bytes),
                                                 .pages = pages,
-                                                .tail = false,
+                                                .tail_rows = 0,
                                                 .deadline = std::chrono::minutes(1)});
     if (!opened) {
       std::fprintf(stderr, "%s\n", opened.error().to_string().c_str());

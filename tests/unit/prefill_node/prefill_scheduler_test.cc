@@ -39,12 +39,13 @@ class Landing final : public transport::TransportEvents {
                                 .destination = {},
                                 .pages = h.pages,
                                 .tail_destination = {},
+                                .tail_rows = h.tail_rows,
                                 .deadline = deadline};
     const size_t bytes = layout_.page_bytes();
     plan.destination = [this, id, count = h.pages, bytes](uint32_t layer, uint32_t page) {
       return std::span(pages[id]).subspan((size_t{layer} * count + page) * bytes, bytes);
     };
-    if (h.tail) {
+    if (h.tail_rows > 0) {
       const size_t tail_bytes = layout_.tail_layout().page_bytes();
       tails[id].assign(layout_.layers * tail_bytes, std::byte{0xee});
       plan.tail_destination = [this, id, tail_bytes](uint32_t layer) {

@@ -28,7 +28,7 @@ class InprocFaults : public ::testing::Test {
                                              .address = receiver.transport->address(),
                                              .layout = kLayout,
                                              .pages = 4,
-                                             .tail = false,
+                                             .tail_rows = 0,
                                              .deadline = seconds(3)}));
   }
   void post_all(TransferId id) {
@@ -45,8 +45,8 @@ class InprocFaults : public ::testing::Test {
   TransportLimits limits{.max_queued_frames = 20};
   Node sender;
   Node receiver;
-  Pages from{kLayout, 4, false, 77};
-  Pages into{kLayout, 4, false};
+  Pages from{kLayout, 4, 0, 77};
+  Pages into{kLayout, 4, 0};
 };
 
 TEST_F(InprocFaults, ReorderedAndDuplicatedFramesStillMakeAWholeTransfer) {
@@ -138,8 +138,8 @@ TEST(InprocPump, MovesFramesInRealTime) {
   Node receiver;
   sender.transport = hub.create("a", {Generation{1}, clock, sender.events, {}});
   receiver.transport = hub.create("b", {Generation{2}, clock, receiver.events, {}});
-  Pages from(kLayout, 2, false, 3);
-  Pages into(kLayout, 2, false);
+  Pages from(kLayout, 2, 0, 3);
+  Pages into(kLayout, 2, 0);
   {
     const InprocPump pump(hub);
     ReceivePlan plan{.id = TransferId{1},
@@ -154,7 +154,7 @@ TEST(InprocPump, MovesFramesInRealTime) {
                                              .address = receiver.transport->address(),
                                              .layout = kLayout,
                                              .pages = 2,
-                                             .tail = false,
+                                             .tail_rows = 0,
                                              .deadline = seconds(20)}));
     for (uint32_t layer = 0; layer < 3; ++layer) {
       const std::span<const std::byte> pages[] = {from.page(layer, 0), from.page(layer, 1)};

@@ -34,7 +34,7 @@ class Peer final : public TransportEvents {
   void on_received(TransferId id, std::string commit, const ReceiveStats&) override {
     std::lock_guard lock(mutex_);
     const Pages& into = *pages_.at(id);
-    const Pages expected(kProcessLayout, into.count(), false, id.value);
+    const Pages expected(kProcessLayout, into.count(), 0, id.value);
     const bool good = into == expected && commit == "commit";
     say("received " + std::to_string(id.value) + (good ? " good" : " bad"));
   }
@@ -53,7 +53,7 @@ class Peer final : public TransportEvents {
     int64_t deadline = 0;
     words >> id >> sender >> pages >> deadline;
     std::lock_guard lock(mutex_);
-    Pages& into = *(pages_[TransferId{id}] = std::make_unique<Pages>(kProcessLayout, pages, false));
+    Pages& into = *(pages_[TransferId{id}] = std::make_unique<Pages>(kProcessLayout, pages, 0));
     ReceivePlan plan{.id = TransferId{id},
                      .sender = Generation{sender},
                      .layout = kProcessLayout,
@@ -72,14 +72,14 @@ class Peer final : public TransportEvents {
     words >> id >> receiver >> address >> pages >> mode;
     const TransferId transfer{id};
     std::unique_lock lock(mutex_);
-    Pages& from = *(pages_[transfer] = std::make_unique<Pages>(kProcessLayout, pages, false, id));
+    Pages& from = *(pages_[transfer] = std::make_unique<Pages>(kProcessLayout, pages, 0, id));
     lock.unlock();
     Status status = transport_->open_send({.id = transfer,
                                            .receiver = Generation{receiver},
                                            .address = from_hex(address),
                                            .layout = kProcessLayout,
                                            .pages = pages,
-                                           .tail = false,
+                                           .tail_rows = 0,
                                            .deadline = std::chrono::seconds(20)});
     const uint32_t layers = mode == "half" ? 1 : kProcessLayout.layers;
     for (uint32_t layer = 0; status && layer < layers; ++layer) {

@@ -128,13 +128,13 @@ class TwoProcesses : public ::testing::TestWithParam<const char*> {
                                       .address = to.address(),
                                       .layout = kProcessLayout,
                                       .pages = pages,
-                                      .tail = false,
+                                      .tail_rows = 0,
                                       .deadline = deadline});
   }
   void send_whole(TransferId id, PeerProcess& to) {
     to.say("receive " + std::to_string(id.value) + " 1 8 20000");
     to.expect("open");
-    Pages from(kProcessLayout, 8, false, id.value);
+    Pages from(kProcessLayout, 8, 0, id.value);
     ASSERT_TRUE(open_send(id, to, 8));
     for (uint32_t layer = 0; layer < kProcessLayout.layers; ++layer) {
       ASSERT_TRUE(post_layer(*self.transport, id, from, layer));
@@ -168,13 +168,13 @@ class TwoProcesses : public ::testing::TestWithParam<const char*> {
 TEST_P(TwoProcesses, PagesCrossInBothDirectionsAndTheLanesAreNamed) {
   PeerProcess peer(2, GetParam());
   send_whole(TransferId{1}, peer);
-  Pages into(kProcessLayout, 8, false);
+  Pages into(kProcessLayout, 8, 0);
   open_receive(TransferId{2}, Generation{2}, into);
   peer.say(send_command(TransferId{2}, 8, "whole"));
   peer.expect("sent 2");
   until([&] { return self.events.events(TransferId{2}) > 0; });
   ASSERT_TRUE(self.events.received(TransferId{2}));
-  EXPECT_TRUE(into == Pages(kProcessLayout, 8, false, 2));
+  EXPECT_TRUE(into == Pages(kProcessLayout, 8, 0, 2));
   const std::string lanes = std::string(GetParam()).starts_with("tcp") ? "tcp" : "posix";
   EXPECT_TRUE(self.transport->detail().ends_with(": " + lanes)) << self.transport->detail();
   peer.say("detail");
@@ -190,7 +190,7 @@ TEST_P(TwoProcesses, AKilledReceiverFailsItsTransfersWithinASecondAndNoOthers) {
   send_whole(TransferId{1}, doomed);
   doomed.say("receive 2 1 8 20000");
   doomed.expect("open");
-  Pages from(kProcessLayout, 8, false, 2);
+  Pages from(kProcessLayout, 8, 0, 2);
   ASSERT_TRUE(open_send(TransferId{2}, doomed, 8));
   ASSERT_TRUE(post_layer(*self.transport, TransferId{2}, from, 0));
   doomed.kill(SIGKILL);
@@ -205,7 +205,7 @@ TEST_P(TwoProcesses, AKilledReceiverFailsItsTransfersWithinASecondAndNoOthers) {
 
 // failures.md 1, 10: the sender dies in the middle; the receiver lives on and its lease ends.
 TEST_P(TwoProcesses, AKilledSenderCostsItsOwnTransferOnly) {
-  Pages into(kProcessLayout, 8, false);
+  Pages into(kProcessLayout, 8, 0);
   {
     PeerProcess doomed(2, GetParam());
     open_receive(TransferId{1}, Generation{2}, into, milliseconds(1500));
@@ -216,7 +216,7 @@ TEST_P(TwoProcesses, AKilledSenderCostsItsOwnTransferOnly) {
   until([&] { return self.events.events(TransferId{1}) > 0; });
   EXPECT_TRUE(self.events.receive_failed(TransferId{1}));
   PeerProcess other(3, GetParam());
-  Pages second(kProcessLayout, 8, false);
+  Pages second(kProcessLayout, 8, 0);
   open_receive(TransferId{2}, Generation{3}, second);
   other.say(send_command(TransferId{2}, 8, "whole"));
   other.expect("sent 2");
@@ -231,7 +231,7 @@ TEST_P(TwoProcesses, AFrozenReceiverEndsTheTransferByItsDeadline) {
   frozen.say("receive 2 1 200 20000");
   frozen.expect("open");
   frozen.kill(SIGSTOP);
-  Pages from(kProcessLayout, 200, false, 2);
+  Pages from(kProcessLayout, 200, 0, 2);
   ASSERT_TRUE(open_send(TransferId{2}, frozen, 200, milliseconds(700)));
   for (uint32_t layer = 0; layer < kProcessLayout.layers; ++layer) {
     ASSERT_TRUE(post_layer(*self.transport, TransferId{2}, from, layer));

@@ -65,18 +65,29 @@ class Recorder final : public TransportEvents {
   std::map<TransferId, int> events_;
 };
 
-// A pool in miniature: pages of one transfer, and its tail pages.
+// A pool in miniature: pages of one transfer, and its tail pages. Bytes that nobody sends (all of
+// them when there is no seed; unused rows of tail pages always) are 0xCC.
 class Pages {
  public:
-  Pages(const kv::KvLayout& layout, uint32_t pages, bool tail, uint64_t seed = 0)
-      : layout_(layout), count_(pages) {
-    data_.resize(size_t{layout.layers} * pages * layout.page_bytes());
-    if (tail) tail_.resize(size_t{layout.layers} * layout.tail_layout().page_bytes());
+  Pages(const kv::KvLayout& layout, uint32_t pages, uint32_t tail_rows, uint64_t seed = 0)
+      : layout_(layout), count_(pages), tail_rows_(tail_rows) {
+    data_.resize(size_t{layout.layers} * pages * layout.page_bytes(), std::byte{0xCC});
+    if (tail_rows > 0) {
+      tail_.resize(size_t{layout.layers} * layout.tail_layout().page_bytes(), std::byte{0xCC});
+    }
+    if (seed == 0) return;
     uint64_t state = seed;
-    for (auto* bytes : {&data_, &tail_}) {
-      for (std::byte& b : *bytes) {
+    const auto fill = [&](std::span<std::byte> bytes) {
+      for (std::byte& b : bytes) {
         state = state * 6364136223846793005ull + 1442695040888963407ull;
-        b = seed == 0 ? std::byte{0xCC} : static_cast<std::byte>(state >> 56);
+        b = static_cast<std::byte>(state >> 56);
+      }
+    };
+    fill(data_);
+    const TailRuns runs = tail_runs(layout, tail_rows);
+    for (uint32_t layer = 0; tail_rows > 0 && layer < layout.layers; ++layer) {
+      for (size_t i = 0; i < runs.count; ++i) {
+        fill(this->tail(layer).subspan(i * runs.stride, runs.run_bytes));
       }
     }
   }
@@ -96,12 +107,13 @@ class Pages {
     return a.data_ == b.data_ && a.tail_ == b.tail_;
   }
   uint32_t count() const { return count_; }
-  bool has_tail() const { return !tail_.empty(); }
+  uint32_t tail_rows() const { return tail_rows_; }
   const kv::KvLayout& layout() const { return layout_; }
 
  private:
   kv::KvLayout layout_;
   uint32_t count_;
+  uint32_t tail_rows_;
   std::vector<std::byte> data_;
   std::vector<std::byte> tail_;
 };

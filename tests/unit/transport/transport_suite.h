@@ -32,7 +32,10 @@ class TransportSuite : public ::testing::Test {
     p.layout = into.layout();
     p.pages = into.count();
     p.destination = [&into](uint32_t layer, uint32_t i) { return into.page(layer, i); };
-    if (into.has_tail()) p.tail_destination = [&into](uint32_t layer) { return into.tail(layer); };
+    p.tail_rows = into.tail_rows();
+    if (p.tail_rows > 0) {
+      p.tail_destination = [&into](uint32_t layer) { return into.tail(layer); };
+    }
     p.deadline = deadline;
     return p;
   }
@@ -42,7 +45,7 @@ class TransportSuite : public ::testing::Test {
             .address = receiver_.transport->address(),
             .layout = from.layout(),
             .pages = from.count(),
-            .tail = from.has_tail(),
+            .tail_rows = from.tail_rows(),
             .deadline = deadline};
   }
   Status post_layer(TransferId id, Pages& from, uint32_t layer, uint32_t first, uint32_t count) {
@@ -53,7 +56,7 @@ class TransportSuite : public ::testing::Test {
   void post_all(TransferId id, Pages& from, const std::string& commit = "commit") {
     for (uint32_t layer = 0; layer < from.layout().layers; ++layer) {
       ASSERT_TRUE(post_layer(id, from, layer, 0, from.count()));
-      if (from.has_tail()) {
+      if (from.tail_rows() > 0) {
         ASSERT_TRUE(sender_.transport->post_tail(id, layer, from.tail(layer)));
       }
     }
@@ -65,8 +68,8 @@ class TransportSuite : public ::testing::Test {
   }
   // A whole transfer that must succeed: after each fault the wire still works.
   void expect_works(TransferId id) {
-    Pages from(kLayout, 2, false, id.value);
-    Pages into(kLayout, 2, false);
+    Pages from(kLayout, 2, 0, id.value);
+    Pages into(kLayout, 2, 0);
     ASSERT_TRUE(receiver_.transport->open_receive(plan(id, into)));
     ASSERT_TRUE(sender_.transport->open_send(spec(id, from)));
     post_all(id, from);
@@ -100,8 +103,9 @@ TYPED_TEST_P(TransportSuite, EveryFormatArrivesByteForByte) {
     SCOPED_TRACE(to_string(format));
     const kv::KvLayout layout{3, 2, 64, format};
     const TransferId id{number++};
-    Pages from(layout, 5, layout.needs_tail(), id.value);
-    Pages into(layout, 5, layout.needs_tail());
+    const uint32_t tail_rows = layout.needs_tail() ? 11 : 0;
+    Pages from(layout, 5, tail_rows, id.value);
+    Pages into(layout, 5, tail_rows);
     ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(id, into)));
     ASSERT_TRUE(this->sender_.transport->open_send(this->spec(id, from)));
     this->post_all(id, from, "first token 17");
@@ -117,8 +121,8 @@ TYPED_TEST_P(TransportSuite, EveryFormatArrivesByteForByte) {
 
 TYPED_TEST_P(TransportSuite, StatisticsCountHeadersPayloadsAndBf16Equivalents) {
   const TransferId id{1};
-  Pages from(kLayout, 4, false, 7);
-  Pages into(kLayout, 4, false);
+  Pages from(kLayout, 4, 0, 7);
+  Pages into(kLayout, 4, 0);
   ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(id, into)));
   ASSERT_TRUE(this->sender_.transport->open_send(this->spec(id, from)));
   this->post_all(id, from, "0123456789");
@@ -136,8 +140,8 @@ TYPED_TEST_P(TransportSuite, StatisticsCountHeadersPayloadsAndBf16Equivalents) {
 
 TYPED_TEST_P(TransportSuite, LayersMayBePostedInPiecesAndAnyOrder) {
   const TransferId id{1};
-  Pages from(kLayout, 6, false, 3);
-  Pages into(kLayout, 6, false);
+  Pages from(kLayout, 6, 0, 3);
+  Pages into(kLayout, 6, 0);
   ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(id, into)));
   ASSERT_TRUE(this->sender_.transport->open_send(this->spec(id, from)));
   for (const uint32_t layer : {2u, 0u, 1u}) {
@@ -153,12 +157,12 @@ TYPED_TEST_P(TransportSuite, LayersMayBePostedInPiecesAndAnyOrder) {
 TYPED_TEST_P(TransportSuite, ATailAloneAndACommitAloneAreWholeTransfers) {
   // Everything else of the prompt was cached at the receiver.
   const kv::KvLayout layout{2, 1, 64, kv::KvFormat::kInt4};
-  Pages from(layout, 0, true, 5);
-  Pages into(layout, 0, true);
+  Pages from(layout, 0, 16, 5);
+  Pages into(layout, 0, 16);
   ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(TransferId{1}, into)));
   ASSERT_TRUE(this->sender_.transport->open_send(this->spec(TransferId{1}, from)));
   this->post_all(TransferId{1}, from);
-  Pages none(kLayout, 0, false);
+  Pages none(kLayout, 0, 0);
   ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(TransferId{2}, none)));
   ASSERT_TRUE(this->sender_.transport->open_send(this->spec(TransferId{2}, none)));
   this->post_all(TransferId{2}, none);
@@ -174,8 +178,8 @@ TYPED_TEST_P(TransportSuite, LargeLayersAreCutIntoFramesAndManyTransfersShareThe
   std::vector<std::unique_ptr<Pages>> from;
   std::vector<std::unique_ptr<Pages>> into;
   for (uint64_t i = 1; i <= 8; ++i) {
-    from.push_back(std::make_unique<Pages>(layout, 40, false, i));
-    into.push_back(std::make_unique<Pages>(layout, 40, false));
+    from.push_back(std::make_unique<Pages>(layout, 40, 0, i));
+    into.push_back(std::make_unique<Pages>(layout, 40, 0));
     ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(TransferId{i}, *into.back())));
     ASSERT_TRUE(this->sender_.transport->open_send(this->spec(TransferId{i}, *from.back())));
   }
@@ -188,6 +192,35 @@ TYPED_TEST_P(TransportSuite, LargeLayersAreCutIntoFramesAndManyTransfersShareThe
   }
 }
 
+// An open page costs what its tokens cost, and both sides must mean the same tokens.
+TYPED_TEST_P(TransportSuite, OnlyTheUsedRowsOfAnOpenPageTravel) {
+  const kv::KvLayout layout{2, 2, 64, kv::KvFormat::kInt4};
+  for (const uint32_t rows : {1u, 3u, 16u}) {
+    const TransferId id{rows};
+    Pages from(layout, 1, rows, rows);
+    Pages into(layout, 1, rows);
+    ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(id, into)));
+    ASSERT_TRUE(this->sender_.transport->open_send(this->spec(id, from)));
+    this->post_all(id, from, "");
+    ASSERT_TRUE(this->both_ended(id));
+    ASSERT_TRUE(this->sender_.events.sent(id)) << this->sender_.events.send_failed(id)->detail;
+    EXPECT_TRUE(from == into);  // rows that were not sent still hold what they held
+    // Per layer 2 headers, an int4 page (2 heads, K 768 and V 640 bytes), rows of K and V in bf16.
+    EXPECT_EQ(this->sender_.events.sent(id)->wire_bytes,
+              2u * (2 * 72 + 2 * (768 + 640) + rows * 2 * 2 * 64 * 2) + 72);
+  }
+  const TransferId id{50};
+  Pages from(layout, 0, 4, 9);
+  Pages into(layout, 0, 5);
+  ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(id, into)));
+  ASSERT_TRUE(this->sender_.transport->open_send(this->spec(id, from)));
+  (void)this->sender_.transport->post_tail(id, 0, from.tail(0));
+  ASSERT_TRUE(this->both_ended(id));
+  EXPECT_EQ(this->receiver_.events.receive_failed(id)->code, ErrorCode::kCorruptData);
+  EXPECT_NE(this->sender_.events.send_failed(id)->detail.find("4 rows, but 5"), std::string::npos);
+  EXPECT_TRUE(into.untouched());
+}
+
 // Thousands of posts wait behind a full window here; each completion lets the next one go.
 TYPED_TEST_P(TransportSuite, ALongQueueOfSmallFramesDrainsInConstantStack) {
   constexpr uint32_t kCount = 12'000;
@@ -195,8 +228,8 @@ TYPED_TEST_P(TransportSuite, ALongQueueOfSmallFramesDrainsInConstantStack) {
   this->start(eager, "eager", this->sender_.generation, {.max_queued_frames = kCount + 1});
   const kv::KvLayout layout{1, 1, 64, kv::KvFormat::kInt8};
   const TransferId id{1};
-  Pages from(layout, kCount, false, 3);
-  Pages into(layout, kCount, false);
+  Pages from(layout, kCount, 0, 3);
+  Pages into(layout, kCount, 0);
   ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(id, into)));
   ASSERT_TRUE(eager.transport->open_send(this->spec(id, from)));
   for (uint32_t i = 0; i < kCount; ++i) {
@@ -215,8 +248,8 @@ TYPED_TEST_P(TransportSuite, TheSenderMayCancelInEveryPhase) {
   for (int phase = 0; phase < 3; ++phase) {  // opened, some pages posted, all pages posted
     SCOPED_TRACE(phase);
     const TransferId id{number++};
-    Pages from(kLayout, 2, false, 9);
-    Pages into(kLayout, 2, false);
+    Pages from(kLayout, 2, 0, 9);
+    Pages into(kLayout, 2, 0);
     ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(id, into)));
     ASSERT_TRUE(this->sender_.transport->open_send(this->spec(id, from)));
     for (uint32_t layer = 0; layer < (phase == 0 ? 0u : phase == 1 ? 1u : 3u); ++layer) {
@@ -241,8 +274,8 @@ TYPED_TEST_P(TransportSuite, TheReceiverMayCloseInEveryPhaseAndTheSenderLearnsIt
   for (int phase = 0; phase < 3; ++phase) {  // before anything, after pages, before the commit
     SCOPED_TRACE(phase);
     const TransferId id{number++};
-    Pages from(kLayout, 2, false, 9);
-    Pages into(kLayout, 2, false);
+    Pages from(kLayout, 2, 0, 9);
+    Pages into(kLayout, 2, 0);
     ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(id, into)));
     ASSERT_TRUE(this->sender_.transport->open_send(this->spec(id, from)));
     const uint32_t before = phase == 0 ? 0u : phase == 1 ? 1u : 3u;
@@ -268,8 +301,8 @@ TYPED_TEST_P(TransportSuite, TheReceiverMayCloseInEveryPhaseAndTheSenderLearnsIt
 // failures.md 15: no late frame may touch blocks that were given to someone else.
 TYPED_TEST_P(TransportSuite, AfterCloseReceiveNoLateFrameWritesAByte) {
   const TransferId id{1};
-  Pages from(kLayout, 4, false, 9);
-  Pages into(kLayout, 4, false);
+  Pages from(kLayout, 4, 0, 9);
+  Pages into(kLayout, 4, 0);
   ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(id, into)));
   ASSERT_TRUE(this->sender_.transport->open_send(this->spec(id, from)));
   this->receiver_.transport->close_receive(id);
@@ -285,8 +318,8 @@ TYPED_TEST_P(TransportSuite, AfterCloseReceiveNoLateFrameWritesAByte) {
 // failures.md 1, 7: a silent sender's transfer ends by the clock, without new work.
 TYPED_TEST_P(TransportSuite, DeadlinesEndBothSidesOfASilentTransfer) {
   const TransferId id{1};
-  Pages from(kLayout, 2, false, 9);
-  Pages into(kLayout, 2, false);
+  Pages from(kLayout, 2, 0, 9);
+  Pages into(kLayout, 2, 0);
   ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(id, into, milliseconds(80))));
   ASSERT_TRUE(this->sender_.transport->open_send(this->spec(id, from, milliseconds(400))));
   ASSERT_TRUE(this->post_layer(id, from, 0, 0, 2));
@@ -305,8 +338,8 @@ TYPED_TEST_P(TransportSuite, DeadlinesEndBothSidesOfASilentTransfer) {
 // failures.md 9: what could not be posted fails on both sides at once instead of by time-out.
 TYPED_TEST_P(TransportSuite, AFailedPostReachesTheReceiverAsAnErrorFrame) {
   const TransferId id{1};
-  Pages from(kLayout, 2, false, 9);
-  Pages into(kLayout, 2, false);
+  Pages from(kLayout, 2, 0, 9);
+  Pages into(kLayout, 2, 0);
   ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(id, into)));
   ASSERT_TRUE(this->sender_.transport->open_send(this->spec(id, from)));
   ASSERT_TRUE(this->post_layer(id, from, 0, 0, 2));
@@ -320,7 +353,7 @@ TYPED_TEST_P(TransportSuite, AFailedPostReachesTheReceiverAsAnErrorFrame) {
 }
 
 TYPED_TEST_P(TransportSuite, PostsThatContradictTheSpecAreRefused) {
-  Pages from(kLayout, 2, false, 9);
+  Pages from(kLayout, 2, 0, 9);
   const auto post_after_open = [&](uint64_t number, auto&& post) {
     const TransferId id{number};
     EXPECT_TRUE(this->sender_.transport->open_send(this->spec(id, from)));
@@ -369,8 +402,8 @@ TYPED_TEST_P(TransportSuite, PostsThatContradictTheSpecAreRefused) {
 TYPED_TEST_P(TransportSuite, OpensAreCheckedAndBounded) {
   Node small;
   this->start(small, "small", Generation{303}, {.max_sends = 2, .max_receives = 2});
-  Pages from(kLayout, 1, false, 9);
-  Pages into(kLayout, 1, false);
+  Pages from(kLayout, 1, 0, 9);
+  Pages into(kLayout, 1, 0);
   auto spec = this->spec(TransferId{1}, from);
   EXPECT_TRUE(small.transport->open_send(spec));
   EXPECT_EQ(small.transport->open_send(spec).error().code, ErrorCode::kInvalidArgument);
@@ -404,8 +437,8 @@ TYPED_TEST_P(TransportSuite, AnotherKvLayoutFailsTheTransferOnBothSides) {
        {kv::KvLayout{3, 2, 64, kv::KvFormat::kBf16}, kv::KvLayout{3, 1, 128, kv::KvFormat::kInt8},
         kv::KvLayout{4, 2, 64, kv::KvFormat::kInt8}}) {
     const TransferId id{number++};
-    Pages from(other, 2, false, 9);
-    Pages into(kLayout, 2, false);
+    Pages from(other, 2, 0, 9);
+    Pages into(kLayout, 2, 0);
     ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(id, into)));
     ASSERT_TRUE(this->sender_.transport->open_send(this->spec(id, from)));
     (void)this->post_layer(id, from, 0, 0, 2);
@@ -421,8 +454,8 @@ TYPED_TEST_P(TransportSuite, AnotherKvLayoutFailsTheTransferOnBothSides) {
 // failures.md 10, 14: what another start of either process sends is dropped and counted.
 TYPED_TEST_P(TransportSuite, FramesOfAnotherGenerationAreDroppedAndCounted) {
   const TransferId id{1};
-  Pages from(kLayout, 2, false, 9);
-  Pages into(kLayout, 2, false);
+  Pages from(kLayout, 2, 0, 9);
+  Pages into(kLayout, 2, 0);
   auto plan = this->plan(id, into);
   plan.sender = Generation{999};  // reserved for another prefill process
   ASSERT_TRUE(this->receiver_.transport->open_receive(plan));
@@ -446,8 +479,8 @@ TYPED_TEST_P(TransportSuite, FramesOfAnotherGenerationAreDroppedAndCounted) {
 
 TYPED_TEST_P(TransportSuite, AFencedSenderLosesItsTransfersAndCannotWriteAgain) {
   const TransferId id{1};
-  Pages from(kLayout, 2, false, 9);
-  Pages into(kLayout, 2, false);
+  Pages from(kLayout, 2, 0, 9);
+  Pages into(kLayout, 2, 0);
   ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(id, into)));
   ASSERT_TRUE(this->sender_.transport->open_send(this->spec(id, from)));
   this->receiver_.transport->fence(this->sender_.generation);
@@ -462,9 +495,9 @@ TYPED_TEST_P(TransportSuite, AFencedSenderLosesItsTransfersAndCannotWriteAgain) 
 
 TYPED_TEST_P(TransportSuite, ReplayedFramesAreDroppedAndCounted) {
   const TransferId id{1};
-  Pages from(kLayout, 2, false, 9);
-  Pages other(kLayout, 2, false, 10);
-  Pages into(kLayout, 2, false);
+  Pages from(kLayout, 2, 0, 9);
+  Pages other(kLayout, 2, 0, 10);
+  Pages into(kLayout, 2, 0);
   ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(id, into)));
   ASSERT_TRUE(this->sender_.transport->open_send(this->spec(id, from)));
   ASSERT_TRUE(this->post_layer(id, from, 0, 0, 2));
@@ -485,8 +518,8 @@ TYPED_TEST_P(TransportSuite, ReplayedFramesAreDroppedAndCounted) {
 
 TYPED_TEST_P(TransportSuite, HostileFramesAreCountedAndChangeNothing) {
   const TransferId id{1};
-  Pages from(kLayout, 2, false, 9);
-  Pages into(kLayout, 2, false);
+  Pages from(kLayout, 2, 0, 9);
+  Pages into(kLayout, 2, 0);
   ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(id, into)));
   const Frame good = this->data_frame(id, from, 0, 0, 2);
   const auto inject = [&](Frame frame) {
@@ -516,11 +549,11 @@ TYPED_TEST_P(TransportSuite, HostileFramesAreCountedAndChangeNothing) {
 }
 
 TYPED_TEST_P(TransportSuite, AFrameOutsideItsReservationFailsThatTransferOnly) {
-  Pages from(kLayout, 4, false, 9);
+  Pages from(kLayout, 4, 0, 9);
   uint64_t number = 1;
   const auto expect_broken = [&](auto&& change) {
     const TransferId id{number++};
-    Pages into(kLayout, 2, false);
+    Pages into(kLayout, 2, 0);
     ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(id, into)));
     Frame frame = this->data_frame(id, from, 0, 0, 2);
     proto::KvFrameHeader header = proto::parse_kv_header(frame.header).value();
@@ -554,8 +587,8 @@ TYPED_TEST_P(TransportSuite, ADeadReceiverFailsItsTransfersWithinASecond) {
   }
   Node other;
   this->start(other, "other", Generation{404});
-  Pages from(kLayout, 2, false, 9);
-  Pages into(kLayout, 2, false);
+  Pages from(kLayout, 2, 0, 9);
+  Pages into(kLayout, 2, 0);
   const TransferId lost{1};
   ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(lost, into)));
   ASSERT_TRUE(this->sender_.transport->open_send(this->spec(lost, from)));
@@ -593,7 +626,7 @@ TYPED_TEST_P(TransportSuite, NamesWhatIsInUse) {
 REGISTER_TYPED_TEST_SUITE_P(
     TransportSuite, EveryFormatArrivesByteForByte, StatisticsCountHeadersPayloadsAndBf16Equivalents,
     LayersMayBePostedInPiecesAndAnyOrder, ATailAloneAndACommitAloneAreWholeTransfers,
-    LargeLayersAreCutIntoFramesAndManyTransfersShareTheWire,
+    LargeLayersAreCutIntoFramesAndManyTransfersShareTheWire, OnlyTheUsedRowsOfAnOpenPageTravel,
     ALongQueueOfSmallFramesDrainsInConstantStack, TheSenderMayCancelInEveryPhase,
     TheReceiverMayCloseInEveryPhaseAndTheSenderLearnsIt, AfterCloseReceiveNoLateFrameWritesAByte,
     DeadlinesEndBothSidesOfASilentTransfer, AFailedPostReachesTheReceiverAsAnErrorFrame,

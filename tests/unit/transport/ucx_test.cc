@@ -111,7 +111,7 @@ TEST(UcxTransport, DetailNamesTheVersionAndTheLanesInUse) {
         create_ucx_transport({.tls = tls, .on_warning = {}}, {Generation{2}, clock, b.events, {}})
             .value();
     EXPECT_NE(a.transport->detail().find("not connected yet"), std::string::npos);
-    Pages none(kLayout, 0, false);
+    Pages none(kLayout, 0, 0);
     ReceivePlan plan{
         .id = TransferId{1}, .sender = Generation{1}, .layout = kLayout, .deadline = seconds(20)};
     ASSERT_TRUE(b.transport->open_receive(plan));
@@ -120,7 +120,7 @@ TEST(UcxTransport, DetailNamesTheVersionAndTheLanesInUse) {
                                         .address = b.transport->address(),
                                         .layout = kLayout,
                                         .pages = 0,
-                                        .tail = false,
+                                        .tail_rows = 0,
                                         .deadline = seconds(20)}));
     ASSERT_TRUE(a.transport->post_commit(TransferId{1}, ""));
     const TimePoint give_up = clock.now() + seconds(20);
