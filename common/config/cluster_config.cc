@@ -1,5 +1,6 @@
 #include "common/config/cluster_config.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "common/config/units.h"
@@ -52,8 +53,11 @@ void describe(SchemaVisitor& v, KvSettings& c) {
             .doc = "How keys and values are stored and shipped. `auto`: the weights' own type.",
             .example = "int8"},
            c.format, kKvFormatChoiceNames);
-  v.size({.key = "memory", .doc = "Memory for the KV blocks of each node.", .example = "2GiB"},
-         c.memory, {mib(1), ByteSize{uint64_t{1} << 44}});
+  v.size({.key = "memory",
+          .doc = "Memory for the KV blocks of each node. 0B: 512MiB on CPU, on a GPU what "
+                 "gpu_memory_utilization leaves.",
+          .example = "2GiB"},
+         c.memory, {ByteSize{0}, ByteSize{uint64_t{1} << 44}});
   v.integer({.key = "blocks",
              .doc = "Number of 16-token blocks of each node. 0: as many as `memory` holds.",
              .example = "4096"},
@@ -257,6 +261,18 @@ void describe(SchemaVisitor& v, NodeSettings& c) {
           .doc = "Unique name, as shown in logs and metrics. Empty: the role and a number.",
           .example = "node-a"},
          c.name);
+  v.text({.key = "device",
+          .doc = "Where the model runs: `cpu`, `cuda` (the first card) or `cuda:N`. Cards count as "
+                 "CUDA_VISIBLE_DEVICES leaves them; `tandem doctor` lists them.",
+          .example = "cuda:0",
+          .required = true},
+         c.device);
+  v.number({.key = "gpu_memory_utilization",
+            .doc = "Share of the card's memory that this node may use, weights included; the KV "
+                   "blocks take what is left of it unless their number is given. 0: 0.9, divided "
+                   "among the nodes of this file on the same card.",
+            .example = "0.45"},
+           c.gpu_memory_utilization, {0, 1});
   v.integer({.key = "threads",
              .doc = "Compute threads. 0: an equal share of this box's CPUs.",
              .example = "8"},
@@ -315,6 +331,14 @@ void describe(SchemaVisitor& v, DecodeNodeSettings& c) {
              c.lease, {milliseconds(100), hours(1)});
 }
 
+void describe(SchemaVisitor& v, GpuSettings& c) {
+  v.texts({.key = "libraries",
+           .doc = "Folders with NVIDIA's libraries (cuBLASLt, NCCL), searched before rpath, "
+                  "LD_LIBRARY_PATH and the system.",
+           .example = "[/opt/nvidia/cu13/lib]"},
+          c.libraries);
+}
+
 void describe(SchemaVisitor& v, LogSettings& c) {
   v.choice({.key = "level", .doc = "Least severe events that are written.", .example = "debug"},
            c.level, kLogLevelChoiceNames);
@@ -336,6 +360,7 @@ void describe(SchemaVisitor& v, ClusterConfig& c) {
   v.list({.key = "decode",
           .doc = "Nodes of this box that generate. Absent: one with default settings; `[]`: none."},
          c.decode);
+  v.section({.key = "gpu", .doc = "What nodes on NVIDIA cards share."}, c.gpu);
   v.section({.key = "log", .doc = "Events, one JSON object a line."}, c.log);
 }
 
@@ -344,6 +369,21 @@ std::string served_model_id(const ModelSettings& model) {
   std::filesystem::path path = std::filesystem::path(model.path).lexically_normal();
   if (path.filename().empty()) path = path.parent_path();
   return path.filename().string();
+}
+
+double gpu_memory_share(const ClusterConfig& config, const NodeSettings& node) {
+  constexpr double kAll = 0.9;
+  if (node.gpu_memory_utilization > 0) return node.gpu_memory_utilization;
+  const auto own = parse_device(node.device);
+  if (!own) return kAll;
+  uint32_t sharing = 0;
+  auto count = [&](const NodeSettings& other) {
+    const auto device = parse_device(other.device);
+    if (device && *device == *own) ++sharing;
+  };
+  for (const NodeSettings& other : config.prefill) count(other);
+  for (const NodeSettings& other : config.decode) count(other);
+  return kAll / std::max(1U, sharing);
 }
 
 std::string router_address(const ClusterConfig& config, const NodeSettings& node) {

@@ -40,10 +40,12 @@ struct ModelSettings {
   uint32_t max_context = 0;  // 0: the model's own
 };
 
+inline constexpr ByteSize kDefaultKvMemory = mib(512);
+
 struct KvSettings {
   KvFormatChoice format = KvFormatChoice::kAuto;
-  ByteSize memory = mib(512);  // per node
-  uint32_t blocks = 0;         // 0: as many as `memory` holds
+  ByteSize memory{};    // per node; 0: kDefaultKvMemory on CPU, what is left on a GPU
+  uint32_t blocks = 0;  // 0: as many as `memory` holds
   bool prefix_cache = true;
 };
 
@@ -123,10 +125,12 @@ struct TransportSettings {
 
 // What prefill and decode nodes share.
 struct NodeSettings {
-  std::string name;            // empty in a file: prefill-0, decode-0, …
-  uint32_t threads = 0;        // 0: an equal share of this box's CPUs
-  std::vector<uint32_t> cpus;  // empty: not pinned by hand
-  std::string router;          // host:port; empty: router.control of this file
+  std::string name;                   // empty in a file: prefill-0, decode-0, …
+  std::string device = "cpu";         // as parse_device() reads it
+  double gpu_memory_utilization = 0;  // 0: see gpu_memory_share()
+  uint32_t threads = 0;               // 0: an equal share of this box's CPUs
+  std::vector<uint32_t> cpus;         // empty: not pinned by hand
+  std::string router;                 // host:port; empty: router.control of this file
   MetricsEndpointSettings metrics;
   TransportSettings transport;
   uint32_t max_batch_tokens = 2048;
@@ -146,6 +150,10 @@ struct DecodeNodeSettings : NodeSettings {
   Duration lease = std::chrono::seconds(30);
 };
 
+struct GpuSettings {
+  std::vector<std::string> libraries;  // folders, searched first
+};
+
 struct LogSettings {
   LogLevelChoice level = LogLevelChoice::kInfo;
   std::string file;  // empty: standard error
@@ -157,6 +165,7 @@ struct ClusterConfig {
   RouterSettings router;
   std::vector<PrefillNodeSettings> prefill{PrefillNodeSettings{}};
   std::vector<DecodeNodeSettings> decode{DecodeNodeSettings{}};
+  GpuSettings gpu;
   LogSettings log;
 };
 
@@ -174,11 +183,16 @@ void describe(SchemaVisitor& visitor, TransportSettings& config);
 void describe(SchemaVisitor& visitor, NodeSettings& config);
 void describe(SchemaVisitor& visitor, PrefillNodeSettings& config);
 void describe(SchemaVisitor& visitor, DecodeNodeSettings& config);
+void describe(SchemaVisitor& visitor, GpuSettings& config);
 void describe(SchemaVisitor& visitor, LogSettings& config);
 void describe(SchemaVisitor& visitor, ClusterConfig& config);
 
 // The name under which the model is served: model.id, or the last part of model.path.
 [[nodiscard]] std::string served_model_id(const ModelSettings& model);
+
+// The part of its card's memory that a node may use: its gpu_memory_utilization, or 0.9 divided
+// equally among the nodes of this file on the same card.
+[[nodiscard]] double gpu_memory_share(const ClusterConfig& config, const NodeSettings& node);
 
 // host:port that this node dials: its own `router`, or router.control with a wildcard host turned
 // into the loopback address.

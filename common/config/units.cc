@@ -149,6 +149,20 @@ Result<double> parse_number(std::string_view text) {
   return value;
 }
 
+Result<DeviceChoice> parse_device(std::string_view text) {
+  constexpr std::string_view kPrefix = "cuda:";
+  constexpr uint64_t kMostCards = 1024;
+  if (text == "cpu") return DeviceChoice{};
+  if (text == "cuda") return DeviceChoice{.cuda = true, .index = 0};
+  if (text.starts_with(kPrefix)) {
+    const auto index = parse_integer(text.substr(kPrefix.size()));
+    if (index && *index < kMostCards)
+      return DeviceChoice{.cuda = true, .index = static_cast<uint32_t>(*index)};
+  }
+  return fail(ErrorCode::kConfig,
+              "'" + std::string(text) + "' is not a device; write cpu, cuda or cuda:N");
+}
+
 Result<HostPort> parse_host_port(std::string_view text) {
   const auto bad = [&](std::string_view why) {
     return fail(ErrorCode::kConfig, "'" + std::string(text) + "' " + std::string(why) +

@@ -23,6 +23,14 @@ namespace tandem {
 [[nodiscard]] Result<uint64_t> parse_integer(std::string_view text);
 [[nodiscard]] Result<double> parse_number(std::string_view text);
 
+// "cpu", "cuda" (the first card), "cuda:1".
+struct DeviceChoice {
+  bool cuda = false;
+  uint32_t index = 0;  // of the card
+  friend constexpr bool operator==(const DeviceChoice&, const DeviceChoice&) = default;
+};
+[[nodiscard]] Result<DeviceChoice> parse_device(std::string_view text);
+
 struct HostPort {
   std::string host;
   uint16_t port = 0;

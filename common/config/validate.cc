@@ -81,6 +81,8 @@ void validate_node(const NodeSettings& node, uint32_t chunk_tokens, const std::s
     const auto address = parse_host_port(node.router);
     if (!address) report(key + ".router", address.error().detail);
   }
+  if (const auto device = parse_device(node.device); !device)
+    report(key + ".device", device.error().detail);
   if (std::set<uint32_t>(node.cpus.begin(), node.cpus.end()).size() != node.cpus.size()) {
     report(key + ".cpus", "names a CPU twice");
   }

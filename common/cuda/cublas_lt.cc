@@ -17,7 +17,8 @@ Result<CublasLt> CublasLt::create(std::span<const std::string> folders) {
     Error error = std::move(library).error();
     error.detail +=
         ". cuBLASLt comes with the CUDA toolkit, with PyTorch (site-packages/nvidia/cu13/lib) or "
-        "with scripts/install-cuda.sh: name its folder in cuda_libraries or LD_LIBRARY_PATH";
+        "with scripts/install-cuda.sh: name its folder in gpu.libraries (TANDEM_GPU_LIBRARIES) or "
+        "LD_LIBRARY_PATH";
     return fail(std::move(error));
   }
   result.library_ = std::move(*library);

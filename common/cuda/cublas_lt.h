@@ -42,7 +42,7 @@ class CublasLt {
  public:
   static constexpr const char* kLibrary = "libcublasLt.so.13";
 
-  // `folders` are searched first (cuda_libraries of the configuration).
+  // `folders` are searched first (gpu.libraries of the configuration).
   [[nodiscard]] static Result<CublasLt> create(std::span<const std::string> folders = {});
   CublasLt() = default;
 

@@ -46,8 +46,9 @@ Result<uint32_t> block_count(const ClusterConfig& config, const NodeSettings& no
   uint64_t blocks = node.kv_blocks;
   if (blocks == 0 && node.kv_memory.bytes > 0) blocks = node.kv_memory.bytes / layout.block_bytes();
   if (blocks == 0 && node.kv_memory.bytes == 0) {
-    blocks =
-        config.kv.blocks != 0 ? config.kv.blocks : config.kv.memory.bytes / layout.block_bytes();
+    const uint64_t bytes =
+        config.kv.memory.bytes != 0 ? config.kv.memory.bytes : kDefaultKvMemory.bytes;
+    blocks = config.kv.blocks != 0 ? config.kv.blocks : bytes / layout.block_bytes();
   }
   if (blocks < kFewestBlocks) {
     return fail(ErrorCode::kConfig,

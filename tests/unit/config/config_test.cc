@@ -172,6 +172,9 @@ TEST(ClusterFile, WrongTypesUnitsAndRangesAreRefused) {
            {"decode: [{cpus: [0, 0]}]", "names a CPU twice"},
            {"decode: [{cpus: [0], threads: 2}]", "decode[0].threads"},
            {"prefill: [{chunk_tokens: 4096}]", "must not be above max_batch_tokens"},
+           {"decode: [{device: gpu}]", "'gpu' is not a device; write cpu, cuda or cuda:N"},
+           {"prefill: [{device: 'cuda:x'}]", "'cuda:x' is not a device"},
+           {"decode: [{gpu_memory_utilization: 1.5}]", "1.5 is out of range"},
            {"router: {http: {tls: {key: k}}}", "needs both a certificate and a key"},
            {"router: {http: {port: 7070}}", "is router.http.port too"},
            {"router: {enabled: false}\nprefill: []\ndecode: []", "would run nothing"},
@@ -244,6 +247,19 @@ TEST(Docs, EveryVariableIsUniqueAndEveryExampleIsDocumented) {
     EXPECT_THAT(line, Not(HasSubstr("| `` |"))) << "no example: " << line;
   }
   EXPECT_GT(variables.size(), 50u);
+}
+
+TEST(GpuMemoryShare, NodesOfOneFileOnOneCardDivideIt) {
+  const auto config = parse(R"(
+model: {path: m}
+prefill: [{device: cuda}, {device: 'cuda:1'}]
+decode: [{device: 'cuda:0'}, {device: cpu}, {device: 'cuda:1', gpu_memory_utilization: 0.3}]
+)")
+                          .value();
+  EXPECT_DOUBLE_EQ(gpu_memory_share(config, config.prefill[0]), 0.45);  // `cuda` is cuda:0
+  EXPECT_DOUBLE_EQ(gpu_memory_share(config, config.decode[0]), 0.45);
+  EXPECT_DOUBLE_EQ(gpu_memory_share(config, config.prefill[1]), 0.45);
+  EXPECT_DOUBLE_EQ(gpu_memory_share(config, config.decode[2]), 0.3);  // as it says
 }
 
 class ConfigFiles : public ::testing::Test {

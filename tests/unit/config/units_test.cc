@@ -68,6 +68,11 @@ TEST(Sizes, FormatParsesBack) {
 }
 
 TEST(HostPort, ParsesNamesAndBracketedAddresses) {
+  EXPECT_EQ(parse_device("cpu").value(), (DeviceChoice{}));
+  EXPECT_EQ(parse_device("cuda").value(), (DeviceChoice{true, 0}));
+  EXPECT_EQ(parse_device("cuda:7").value(), (DeviceChoice{true, 7}));
+  for (const char* wrong : {"", "CPU", "cuda:", "cuda:-1", "cuda:1x", "cuda:99999", "gpu"})
+    EXPECT_FALSE(parse_device(wrong)) << wrong;
   EXPECT_EQ(parse_host_port("router.example:7070").value().host, "router.example");
   EXPECT_EQ(parse_host_port("[::1]:7070").value().host, "::1");
   EXPECT_EQ(parse_host_port("[::1]:7070").value().port, 7070);
