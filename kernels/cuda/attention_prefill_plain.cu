@@ -2,6 +2,7 @@
 
 #include "common/kv/layout.h"
 #include "kernels/cuda/attention_prefill_kernels.h"
+#include "kernels/cuda/launch.cuh"
 
 namespace tandem::cuda {
 namespace {
@@ -67,6 +68,8 @@ __global__ void __launch_bounds__(kWarps* kLanes) prefill_plain_kernel(PrefillAt
   const uint32_t warp = threadIdx.x / kLanes;
   const uint32_t lane = threadIdx.x % kLanes;
   const uint32_t head_dim = args.shape.head_dim;
+  allow_next();
+  wait_for_previous();
   const PrefillTile tile = args.tiles[blockIdx.x];
   const uint32_t kv_head = tile.head / (args.shape.heads / args.shape.kv_heads);
   const auto side = [&](const void* base, uint32_t positions, uint32_t offset) {
@@ -114,8 +117,7 @@ __global__ void __launch_bounds__(kWarps* kLanes) prefill_plain_kernel(PrefillAt
 
 cudaError_t attention_prefill_plain(const PrefillAttention& args, cudaStream_t stream) {
   if (args.shape.head_dim > kMaxHeadDim) return cudaErrorInvalidValue;
-  prefill_plain_kernel<<<args.tile_count, kWarps * kLanes, 0, stream>>>(args);
-  return cudaGetLastError();
+  return launch_chained(prefill_plain_kernel, args.tile_count, kWarps * kLanes, 0, stream, args);
 }
 
 }  // namespace tandem::cuda
