@@ -133,24 +133,32 @@ __device__ __forceinline__ void norm_rows(const Task& task, const Memory& memory
   consumers_sync();
 }
 
+// Where a lane's operands begin in a stage: rows that do not exist stand for the last that does,
+// since what lies behind it may be no memory at all. Their results are dropped.
+template <int kColumns>
+struct LaneOffsets {
+  uint32_t weights[2];
+  uint32_t x[kColumns / 8];
+};
+
 // One warp's products of one chunk. `valid` inputs; past them shared memory holds anything.
 template <int kColumns>
 __device__ __forceinline__ void multiply(float (&sums)[2][kColumns / 8][4], uint32_t weights,
-                                         uint32_t x, int pitch, bool both, int first, int valid,
-                                         const uint32_t (&x_rows)[kColumns / 8], int lane) {
-  const uint32_t a_lane = weights + static_cast<uint32_t>(lane % 16 * pitch + lane / 16 * 16);
+                                         uint32_t x, const LaneOffsets<kColumns>& lanes, bool both,
+                                         int first, int valid) {
   for (int k = first; k < valid; k += 32 * static_cast<int>(kSmallWarps)) {
     uint32_t b[kColumns / 8][4];
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n)
-      load_matrices(b[n], x + x_rows[n] + static_cast<uint32_t>(k * 2));
+      load_matrices(b[n], x + lanes.x[n] + static_cast<uint32_t>(k * 2));
     uint32_t a[2][2][4];
 #pragma unroll
     for (int m = 0; m < 2; ++m)
       if (m == 0 || both)
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-          load_matrices(a[m][h], a_lane + static_cast<uint32_t>(m * 16 * pitch + (k + h * 16) * 2));
+          load_matrices(a[m][h],
+                        weights + lanes.weights[m] + static_cast<uint32_t>((k + h * 16) * 2));
     if (k + 32 > valid) {
 #pragma unroll
       for (int j = 0; j < 4; ++j)
@@ -228,15 +236,19 @@ __device__ __forceinline__ void consume(const Task& task, const Memory& memory, 
   const auto pitch = static_cast<int>(small_pitch(task.chunk));
   const int stage_bytes = (task.tile_rows + (kResident ? 0 : task.rows)) * pitch;
   const auto x_pitch = kResident ? static_cast<int>(small_pitch(task.in)) : pitch;
-  uint32_t x_rows[kColumns / 8];
+  LaneOffsets<kColumns> lanes;
 #pragma unroll
   for (int n = 0; n < kColumns / 8; ++n)
-    x_rows[n] =
+    lanes.x[n] =
         static_cast<uint32_t>(min(lane % 8 + n * 8, task.rows - 1) * x_pitch + lane / 8 * 16);
   int stage = 0;
   uint32_t parity = 0;
   for (int row = begin; row < end; row += task.tile_rows) {
     const int rows = min(task.tile_rows, end - row);
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+      lanes.weights[m] =
+          static_cast<uint32_t>(min(lane % 16 + m * 16, rows - 1) * pitch + lane / 16 * 16);
     float before[kColumns / 8] = {};
     if constexpr (kEpilogue == SmallEpilogue::kAdd) {
 #pragma unroll
@@ -251,8 +263,8 @@ __device__ __forceinline__ void consume(const Task& task, const Memory& memory, 
       const uint32_t weights = shared_address(memory.stages + stage * stage_bytes);
       const uint32_t x = kResident ? shared_address(memory.resident) + static_cast<uint32_t>(at * 2)
                                    : weights + static_cast<uint32_t>(task.tile_rows * pitch);
-      multiply<kColumns>(sums, weights, x, pitch, rows > 16, warp * 32,
-                         min(task.chunk, task.in - at), x_rows, lane);
+      multiply<kColumns>(sums, weights, x, lanes, rows > 16, warp * 32,
+                         min(task.chunk, task.in - at));
       __syncwarp();
       if (lane == 0) barrier_arrive(&memory.empty[stage]);
       if (++stage == task.stages) {
@@ -308,7 +320,7 @@ __global__ void __launch_bounds__(kThreads, 1) linear_small_kernel(Task task) {
 
 // Any number of inputs, for models whose rows are not whole 16-byte units: a warp an output.
 template <SmallEpilogue kEpilogue>
-__global__ void __launch_bounds__(256) linear_any_kernel(Task task) {
+__global__ void __launch_bounds__(256) linear_plain_kernel(Task task) {
   allow_next();
   wait_for_previous();
   const auto lane = static_cast<int>(threadIdx.x % 32);
@@ -367,16 +379,16 @@ Kernel pick(SmallEpilogue epilogue, bool resident, bool wide) {
   return nullptr;
 }
 
-Kernel pick_any(SmallEpilogue epilogue) {
+Kernel pick_plain(SmallEpilogue epilogue) {
   switch (epilogue) {
     case SmallEpilogue::kStore:
-      return linear_any_kernel<SmallEpilogue::kStore>;
+      return linear_plain_kernel<SmallEpilogue::kStore>;
     case SmallEpilogue::kAdd:
-      return linear_any_kernel<SmallEpilogue::kAdd>;
+      return linear_plain_kernel<SmallEpilogue::kAdd>;
     case SmallEpilogue::kSiluMul:
-      return linear_any_kernel<SmallEpilogue::kSiluMul>;
+      return linear_plain_kernel<SmallEpilogue::kSiluMul>;
     case SmallEpilogue::kStoreFloat:
-      return linear_any_kernel<SmallEpilogue::kStoreFloat>;
+      return linear_plain_kernel<SmallEpilogue::kStoreFloat>;
   }
   return nullptr;
 }
@@ -398,7 +410,20 @@ Task raw_task(const SmallLinear& task, const SmallPlan& plan) {
           static_cast<int>(plan.stages)};
 }
 
+cudaError_t launch_plain(const SmallLinear& task, const Task& raw, cudaStream_t stream) {
+  const int64_t outputs = task.epilogue == SmallEpilogue::kSiluMul ? task.out / 2 : task.out;
+  return launch_chained(pick_plain(task.epilogue),
+                        dim3(static_cast<unsigned>((outputs + 7) / 8), task.rows), dim3(256), 0,
+                        stream, raw);
+}
+
 }  // namespace
+
+cudaError_t linear_plain(const SmallLinear& task, cudaStream_t stream) {
+  if (task.rows == 0 || task.out == 0) return cudaSuccess;
+  if (task.x == nullptr) return cudaErrorInvalidValue;
+  return launch_plain(task, raw_task(task, {}), stream);
+}
 
 cudaError_t prepare_small_linear() {
   for (const SmallEpilogue epilogue : {SmallEpilogue::kStore, SmallEpilogue::kAdd,
@@ -425,12 +450,7 @@ cudaError_t linear_small(const SmallLinear& task, const SmallPlan& plan, cudaStr
     if (error != cudaSuccess) return error;
     raw.x = reinterpret_cast<const __nv_bfloat16*>(task.scratch);
   }
-  if (any) {
-    const int64_t outputs = task.epilogue == SmallEpilogue::kSiluMul ? task.out / 2 : task.out;
-    return launch_chained(pick_any(task.epilogue),
-                          dim3(static_cast<unsigned>((outputs + 7) / 8), task.rows), dim3(256), 0,
-                          stream, raw);
-  }
+  if (any) return launch_plain(task, raw, stream);
   return launch_chained(pick(task.epilogue, plan.resident, task.rows > 8), dim3(plan.blocks),
                         dim3(kThreads), plan.shared_bytes, stream, raw);
 }

@@ -68,4 +68,8 @@ struct SmallDevice {
 cudaError_t prepare_small_linear();
 cudaError_t linear_small(const SmallLinear& task, const SmallPlan& plan, cudaStream_t stream);
 
+// The same for bf16 rows `x`, any number of them and any size, slowly: for models whose rows are
+// not whole 16-byte units, which neither linear_small()'s kernels nor cuBLASLt take.
+cudaError_t linear_plain(const SmallLinear& task, cudaStream_t stream);
+
 }  // namespace tandem::cuda

@@ -1,0 +1,201 @@
+#include "common/engine/cuda/linear.h"
+
+#include <algorithm>
+
+#include "common/cuda/cuda_status.h"
+#include "kernels/cuda/rows.h"
+
+namespace tandem::engine {
+namespace {
+
+// Gate and up of a long step are made this many rows at a time: 2048 rows already run at the full
+// rate, and longer ones would need a larger buffer (155 MB for Qwen2-7B) and leave the L2 cache.
+constexpr uint32_t kGateUpRows = 2048;
+
+size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+size_t normed_bytes(const LinearRunner::Limits& limits) {
+  const size_t rows = std::max(limits.max_rows, cuda::kSmallRows);
+  return aligned(rows * static_cast<size_t>(limits.max_hidden) * sizeof(Bf16));
+}
+
+size_t gate_up_bytes(const LinearRunner::Limits& limits) {
+  const size_t rows = std::min(limits.max_rows, kGateUpRows);
+  return aligned(rows * static_cast<size_t>(limits.max_gate_up) * sizeof(Bf16));
+}
+
+cuda::SmallEpilogue small_epilogue(WideOutput output) {
+  switch (output) {
+    case WideOutput::kStore:
+      return cuda::SmallEpilogue::kStore;
+    case WideOutput::kAdd:
+      return cuda::SmallEpilogue::kAdd;
+    case WideOutput::kStoreFloat:
+      return cuda::SmallEpilogue::kStoreFloat;
+  }
+  return cuda::SmallEpilogue::kStore;
+}
+
+cuda::SmallLinear small_task(uint32_t rows, const LinearRef& weight, cuda::SmallEpilogue epilogue,
+                             void* result) {
+  cuda::SmallLinear task;
+  task.weight = weight.weight;
+  task.bias = weight.bias;
+  task.in = weight.in;
+  task.out = weight.out;
+  task.rows = rows;
+  task.epilogue = epilogue;
+  task.result = result;
+  return task;
+}
+
+}  // namespace
+
+size_t LinearRunner::scratch_bytes(const Limits& limits) {
+  return normed_bytes(limits) + gate_up_bytes(limits) + WideLinear::kWorkspaceBytes;
+}
+
+LinearRunner::LinearRunner(Deps deps, WideLinear wide)
+    : deps_(std::move(deps)), wide_(std::move(wide)) {
+  normed_ = reinterpret_cast<Bf16*>(deps_.scratch + WideLinear::kWorkspaceBytes);
+  gate_up_ = reinterpret_cast<Bf16*>(deps_.scratch + WideLinear::kWorkspaceBytes +
+                                     normed_bytes(deps_.limits));
+}
+
+Result<LinearRunner> LinearRunner::create(Deps deps) {
+  TANDEM_CUDA_TRY(cuda::prepare_small_linear());
+  TANDEM_ASSIGN(WideLinear wide,
+                WideLinear::create({deps.lt, deps.scratch, WideLinear::kWorkspaceBytes, deps.gpu,
+                                    deps.cache_path}));
+  return LinearRunner(std::move(deps), std::move(wide));
+}
+
+Status LinearRunner::prepare(const Shapes& shapes, const Scratch& scratch,
+                             const cuda::Stream& stream) {
+  const auto tasks = [&](const std::vector<LinearRef>& refs, WideOutput output, uint32_t rows) {
+    std::vector<WideTask> result;
+    for (const LinearRef& ref : refs) {
+      WideTask task;
+      task.weight = ref.weight;
+      task.bias = output == WideOutput::kStore ? ref.bias : nullptr;
+      task.in = ref.in;
+      task.out = ref.out;
+      task.x = static_cast<const Bf16*>(scratch.input);
+      task.output = output;
+      task.result = scratch.result;
+      const size_t bytes = static_cast<size_t>(rows) * static_cast<size_t>(ref.out) *
+                           (output == WideOutput::kStore ? sizeof(Bf16) : sizeof(float));
+      if (bytes <= scratch.result_bytes) result.push_back(task);
+    }
+    return result;
+  };
+  const uint32_t rows = deps_.limits.max_rows;
+  if (rows > cuda::kSmallRows) {
+    TANDEM_TRY(wide_.prepare(tasks(shapes.store, WideOutput::kStore, rows), rows, stream));
+    TANDEM_TRY(wide_.prepare(tasks(shapes.add, WideOutput::kAdd, rows), rows, stream));
+    std::vector<WideTask> gate_up = tasks(shapes.gate_up, WideOutput::kStore, 0);
+    for (WideTask& task : gate_up) task.result = gate_up_;
+    TANDEM_TRY(wide_.prepare(gate_up, std::min(rows, kGateUpRows), stream));
+  }
+  if (shapes.head_rows > cuda::kSmallRows)
+    TANDEM_TRY(wide_.prepare(tasks(shapes.head, WideOutput::kStoreFloat, shapes.head_rows),
+                             shapes.head_rows, stream));
+  return wide_.save();
+}
+
+Status LinearRunner::small(const cuda::SmallLinear& task, cudaStream_t stream) const {
+  cuda::SmallDevice device;
+  device.multiprocessors = deps_.multiprocessors;
+  cuda::SmallLinear with_scratch = task;
+  with_scratch.scratch = normed_;
+  TANDEM_CUDA_TRY(
+      cuda::linear_small(with_scratch, cuda::plan_small_linear(with_scratch, device), stream));
+  return {};
+}
+
+Status LinearRunner::norm_rows(uint32_t rows, const NormInput& x, int64_t hidden,
+                               cudaStream_t stream) const {
+  TANDEM_CUDA_TRY(cuda::rms_norm({x.x, x.index, x.norm, x.eps, rows, hidden, normed_}, stream));
+  return {};
+}
+
+Status LinearRunner::multiply(const WideTask& task, cudaStream_t stream) {
+  Status status = wide_.run(task, stream);
+  if (status || status.error().code != ErrorCode::kUnsupported) return status;
+  cuda::SmallLinear plain = small_task(task.rows, {task.weight, task.bias, task.in, task.out},
+                                       small_epilogue(task.output), task.result);
+  plain.x = task.x;
+  TANDEM_CUDA_TRY(cuda::linear_plain(plain, stream));
+  return {};
+}
+
+Status LinearRunner::norm_linear(uint32_t rows, const NormInput& x, const LinearRef& weight,
+                                 Bf16* out, cudaStream_t stream) {
+  if (rows <= cuda::kSmallRows) {
+    cuda::SmallLinear task = small_task(rows, weight, cuda::SmallEpilogue::kStore, out);
+    task.residual = x.x;
+    task.index = x.index;
+    task.norm = x.norm;
+    task.eps = x.eps;
+    return small(task, stream);
+  }
+  TANDEM_TRY(norm_rows(rows, x, weight.in, stream));
+  return multiply(
+      {weight.weight, weight.bias, weight.in, weight.out, rows, normed_, WideOutput::kStore, out},
+      stream);
+}
+
+Status LinearRunner::linear_add(uint32_t rows, const Bf16* in, const LinearRef& weight, float* x,
+                                cudaStream_t stream) {
+  if (rows <= cuda::kSmallRows) {
+    cuda::SmallLinear task = small_task(rows, weight, cuda::SmallEpilogue::kAdd, x);
+    task.x = in;
+    return small(task, stream);
+  }
+  if (weight.bias != nullptr)
+    TANDEM_CUDA_TRY(cuda::add_bias(rows, weight.out, weight.bias, x, stream));
+  return multiply({weight.weight, nullptr, weight.in, weight.out, rows, in, WideOutput::kAdd, x},
+                  stream);
+}
+
+Status LinearRunner::norm_gate_up(uint32_t rows, const NormInput& x, const LinearRef& weight,
+                                  Bf16* out, cudaStream_t stream) {
+  if (rows <= cuda::kSmallRows) {
+    cuda::SmallLinear task = small_task(rows, weight, cuda::SmallEpilogue::kSiluMul, out);
+    task.residual = x.x;
+    task.index = x.index;
+    task.norm = x.norm;
+    task.eps = x.eps;
+    return small(task, stream);
+  }
+  TANDEM_TRY(norm_rows(rows, x, weight.in, stream));
+  const uint32_t parts = (rows + kGateUpRows - 1) / kGateUpRows;
+  const uint32_t each = (rows + parts - 1) / parts;
+  for (uint32_t first = 0; first < rows; first += each) {
+    const uint32_t count = std::min(each, rows - first);
+    TANDEM_TRY(multiply({weight.weight, weight.bias, weight.in, weight.out, count,
+                         normed_ + int64_t{first} * weight.in, WideOutput::kStore, gate_up_},
+                        stream));
+    TANDEM_CUDA_TRY(cuda::silu_mul(count, weight.out / 2, gate_up_,
+                                   out + int64_t{first} * (weight.out / 2), stream));
+  }
+  return {};
+}
+
+Status LinearRunner::logits(uint32_t rows, const NormInput& x, const LinearRef& head, float* out,
+                            cudaStream_t stream) {
+  if (rows <= cuda::kSmallRows) {
+    cuda::SmallLinear task = small_task(rows, head, cuda::SmallEpilogue::kStoreFloat, out);
+    task.residual = x.x;
+    task.index = x.index;
+    task.norm = x.norm;
+    task.eps = x.eps;
+    return small(task, stream);
+  }
+  TANDEM_TRY(norm_rows(rows, x, head.in, stream));
+  return multiply(
+      {head.weight, nullptr, head.in, head.out, rows, normed_, WideOutput::kStoreFloat, out},
+      stream);
+}
+
+}  // namespace tandem::engine

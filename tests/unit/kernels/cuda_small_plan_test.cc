@@ -1,0 +1,65 @@
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "kernels/cuda/linear_small.h"
+#include "kernels/cuda/linear_small_layout.h"
+
+namespace tandem::cuda {
+namespace {
+
+SmallLinear task_of(int64_t in, int64_t out, uint32_t rows, SmallEpilogue epilogue, bool normed) {
+  static const float norm = 1.0F;
+  SmallLinear task;
+  task.in = in;
+  task.out = out;
+  task.rows = rows;
+  task.epilogue = epilogue;
+  task.norm = normed ? &norm : nullptr;
+  return task;
+}
+
+// What the kernel relies on, for every plan.
+TEST(SmallPlanTest, PlansFitTheKernel) {
+  for (const int64_t in : {8, 32, 248, 576, 3584, 4096, 18944, 29568})
+    for (const int64_t out : {2, 6, 34, 576, 4608, 37888, 152064})
+      for (uint32_t rows = 1; rows <= kSmallRows; ++rows)
+        for (const SmallEpilogue epilogue : {SmallEpilogue::kStore, SmallEpilogue::kSiluMul})
+          for (const bool normed : {false, true}) {
+            const SmallLinear task = task_of(in, out, rows, epilogue, normed);
+            const SmallDevice device;
+            const SmallPlan plan = plan_small_linear(task, device);
+            SCOPED_TRACE(std::to_string(in) + "x" + std::to_string(out) + " rows " +
+                         std::to_string(rows));
+            const int64_t unit = epilogue == SmallEpilogue::kSiluMul ? 2 : 1;
+            EXPECT_GE(plan.blocks, 1U);
+            EXPECT_LE(plan.blocks, device.multiprocessors);
+            EXPECT_LE(int64_t{plan.blocks}, out / unit);
+            EXPECT_GE(plan.tile_rows, 1U);
+            EXPECT_LE(plan.tile_rows, kSmallTileRows);
+            EXPECT_EQ(plan.tile_rows % unit, 0);
+            EXPECT_EQ(plan.chunk % kSmallChunk, 0U);
+            EXPECT_GE(plan.chunk, kSmallChunk);
+            EXPECT_GE(plan.stages, 2U);
+            EXPECT_LE(plan.stages, 8U);  // barriers there are
+            EXPECT_LE(plan.shared_bytes, device.shared_bytes);
+            EXPECT_FALSE(plan.resident && !normed);
+            const uint32_t stage_rows = plan.tile_rows + (plan.resident ? 0 : rows);
+            EXPECT_GE(plan.shared_bytes,
+                      small_fixed_bytes(rows) +
+                          (plan.resident ? small_resident_bytes(in, rows) : 0) +
+                          plan.stages * small_stage_bytes(stage_rows, plan.chunk));
+          }
+}
+
+TEST(SmallPlanTest, ABatchOf1NormsItsOwnRowAndKeepsTheCardBusy) {
+  const SmallPlan plan =
+      plan_small_linear(task_of(3584, 37888, 1, SmallEpilogue::kSiluMul, true), {});
+  EXPECT_TRUE(plan.resident);
+  EXPECT_EQ(plan.blocks, 132U);
+  // Enough on its way to cover memory latency: about 64 KB a multiprocessor at 4.3 TB/s.
+  EXPECT_GE(plan.stages * plan.tile_rows * plan.chunk * 2, 64U * 1024);
+}
+
+}  // namespace
+}  // namespace tandem::cuda
