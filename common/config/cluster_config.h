@@ -20,9 +20,9 @@ inline constexpr std::array<std::string_view, 2> kLoadFormatNames{"auto", "dummy
 enum class WeightType : uint8_t { kAuto, kFloat32, kBf16 };
 inline constexpr std::array<std::string_view, 3> kWeightTypeNames{"auto", "float32", "bf16"};
 
-enum class KvFormatChoice : uint8_t { kAuto, kF32, kBf16, kInt8, kK8v4, kInt4 };
-inline constexpr std::array<std::string_view, 6> kKvFormatChoiceNames{"auto", "f32",  "bf16",
-                                                                      "int8", "k8v4", "int4"};
+enum class KvFormatChoice : uint8_t { kAuto, kF32, kBf16, kInt8, kK8v4, kInt4, kFp8E4m3 };
+inline constexpr std::array<std::string_view, 7> kKvFormatChoiceNames{
+    "auto", "f32", "bf16", "int8", "k8v4", "int4", "fp8_e4m3"};
 
 enum class TransportChoice : uint8_t { kUcx, kInproc };
 inline constexpr std::array<std::string_view, 2> kTransportChoiceNames{"ucx", "inproc"};

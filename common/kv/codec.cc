@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "common/base/check.h"
@@ -13,7 +15,7 @@ namespace tandem::kv {
 namespace {
 
 // How one side of a layout keeps its elements.
-enum class Coding : uint8_t { kF32, kBf16, kInt8, kFourBitRows, kFourBitChannels };
+enum class Coding : uint8_t { kF32, kBf16, kInt8, kE4m3, kFourBitRows, kFourBitChannels };
 
 Coding coding(const KvLayout& layout, KvSide side) {
   switch (layout.format) {
@@ -23,6 +25,8 @@ Coding coding(const KvLayout& layout, KvSide side) {
       return Coding::kBf16;
     case KvFormat::kInt8:
       return Coding::kInt8;
+    case KvFormat::kFp8E4M3:
+      return Coding::kE4m3;
     case KvFormat::kK8V4:
       return side == KvSide::kK ? Coding::kInt8 : Coding::kFourBitRows;
     case KvFormat::kInt4:
@@ -112,6 +116,25 @@ void encode_int8_row(uint32_t head_dim, uint32_t token, const float* row, std::b
   store_half(scales, token, h);
 }
 
+void encode_e4m3_row(uint32_t head_dim, uint32_t token, const float* row, std::byte* section) {
+  float amplitude = 0;
+  for (uint32_t c = 0; c < head_dim; ++c) amplitude = std::max(amplitude, std::fabs(clean(row[c])));
+  auto* elements = section + size_t{token} * head_dim;
+  std::byte* scales = section + size_t{kBlockTokens} * head_dim;
+  if (amplitude < kMinAmplitude) {
+    std::memset(elements, 0, head_dim);
+    store_half(scales, token, 0);
+    return;
+  }
+  uint16_t h = float_to_half(amplitude * (1.0F / kMaxE4m3));
+  if (half_to_float(h) * kMaxE4m3 < amplitude) ++h;
+  const float inverse = 1.0F / half_to_float(h);
+  for (uint32_t c = 0; c < head_dim; ++c) {
+    elements[c] = static_cast<std::byte>(float_to_e4m3(clean(row[c]) * inverse));
+  }
+  store_half(scales, token, h);
+}
+
 void encode_v4_row(uint32_t head_dim, uint32_t token, const float* row, std::byte* section) {
   const uint32_t groups = v4_groups(head_dim);
   std::byte* nibbles = section + size_t{token} * (head_dim / 2);
@@ -157,6 +180,28 @@ float dequantize(std::byte packed, uint32_t channel, uint16_t scale, uint16_t mi
 
 }  // namespace
 
+uint8_t float_to_e4m3(float f) {
+  const uint32_t bits = std::bit_cast<uint32_t>(f);
+  const auto sign = static_cast<uint8_t>(bits >> 24 & 0x80U);
+  const float magnitude = std::fabs(f);
+  if (std::isnan(f)) return 0x7f;
+  // Steps of the subnormals and of the first binade are both 2^-9.
+  if (magnitude < 0x1p-6F) return sign | static_cast<uint8_t>(std::nearbyint(magnitude * 0x1p9F));
+  if (magnitude >= kMaxE4m3) return sign | 0x7e;
+  const uint32_t u = bits & 0x7fffffffU;
+  const uint32_t rounded = (u + 0x7ffffU + (u >> 20 & 1U)) >> 20;  // three bits of mantissa stay
+  const uint32_t code = rounded - ((127 - 7) << 3);
+  return sign | static_cast<uint8_t>(std::min(code, 0x7eU));
+}
+
+float e4m3_to_float(uint8_t bits) {
+  const float sign = (bits & 0x80U) != 0 ? -1.0F : 1.0F;
+  const uint32_t code = bits & 0x7fU;
+  if (code == 0x7f) return std::numeric_limits<float>::quiet_NaN();
+  if (code < 8) return sign * static_cast<float>(code) * 0x1p-9F;
+  return sign * std::bit_cast<float>((code + ((127 - 7) << 3)) << 20);
+}
+
 bool row_coded(const KvLayout& layout, KvSide side) {
   return coding(layout, side) != Coding::kFourBitChannels;
 }
@@ -168,6 +213,7 @@ size_t row_bytes(const KvLayout& layout, KvSide side) {
     case Coding::kBf16:
       return size_t{layout.head_dim} * 2;
     case Coding::kInt8:
+    case Coding::kE4m3:
       return layout.head_dim;
     case Coding::kFourBitRows:
     case Coding::kFourBitChannels:
@@ -183,6 +229,7 @@ size_t scale_offset(const KvLayout& layout, KvSide side) {
     case Coding::kBf16:
       return 0;
     case Coding::kInt8:
+    case Coding::kE4m3:
     case Coding::kFourBitRows:
     case Coding::kFourBitChannels:
       return kBlockTokens * row_bytes(layout, side);
@@ -206,6 +253,9 @@ void encode_row(const KvLayout& layout, KvSide side, uint32_t token, const float
       return;
     case Coding::kInt8:
       encode_int8_row(head_dim, token, row, section);
+      return;
+    case Coding::kE4m3:
+      encode_e4m3_row(head_dim, token, row, section);
       return;
     case Coding::kFourBitRows:
       encode_v4_row(head_dim, token, row, section);
@@ -247,6 +297,13 @@ void decode_row(const KvLayout& layout, KvSide side, const std::byte* section, u
       const float scale = half_to_float(load_half(scales, token));
       for (uint32_t c = 0; c < head_dim; ++c) {
         out[c] = static_cast<float>(static_cast<int8_t>(row[c])) * scale;
+      }
+      return;
+    }
+    case Coding::kE4m3: {
+      const float scale = half_to_float(load_half(scales, token));
+      for (uint32_t c = 0; c < head_dim; ++c) {
+        out[c] = e4m3_to_float(static_cast<uint8_t>(row[c])) * scale;
       }
       return;
     }

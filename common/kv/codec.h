@@ -24,6 +24,15 @@ namespace tandem::kv {
 //   r = 1 / float(h);  q = clamp(rint(x * r), -127, 127).
 // Decoded: q * float(h).
 //
+// fp8_e4m3 row of n values (K or V of one token and head), like int8 with 448 for 127:
+//   a = max |x|.  a < 2^-24: scale 0, every element +0.
+//   h = half(a * (1/448 as float32)); if float(h) * 448 < a, h becomes the next larger half.
+//   r = 1 / float(h);  element = e4m3(x * r).
+// e4m3() is OCP float8 e4m3 ("fn": no infinities): to nearest even, magnitudes that round beyond
+// 448 become 448 (saturating), subnormals kept. The two NaN codes (0x7f, 0xff) are never written;
+// a reader may take them for NaN or for +-480.
+// Decoded: float(element) * float(h).
+//
 // Four-bit group of n <= 32 values (V: kV4Group channels of one token; K: one channel's 16 tokens):
 //   lo = min x, range = max x - lo.  range < 2^-20: scale 0, minimum half(lo), every q 0.
 //   u = rint((x - lo) * (960 / range)): an integer 0 .. 960.
@@ -52,10 +61,15 @@ inline constexpr FitCandidate kFitCandidates[] = {
     {0, 64}, {0, 62}, {30, 62}, {15, 62}, {15, 63}, {0, 63},
 };
 inline constexpr float kMaxMagnitude = 65504.0F;  // largest finite half
-inline constexpr float kMinAmplitude = 0x1p-24F;  // int8: below, a row is zero
+inline constexpr float kMinAmplitude = 0x1p-24F;  // int8, fp8: below, a row is zero
+inline constexpr float kMaxE4m3 = 448.0F;         // largest e4m3
 inline constexpr float kMinRange = 0x1p-20F;      // four bits: below, a group is constant
 
 enum class KvSide : uint8_t { kK, kV };
+
+// float8 e4m3fn from and to float, as the rules above say; NaN becomes 0x7f.
+[[nodiscard]] uint8_t float_to_e4m3(float f);
+[[nodiscard]] float e4m3_to_float(uint8_t bits);
 
 // Whether a token's row of this side can be encoded alone. False only for K of kInt4, whose scales
 // span the 16 tokens of a page.

@@ -15,6 +15,7 @@ constexpr size_t padded(size_t bytes) {
   return (bytes + kSectionAlign - 1) / kSectionAlign * kSectionAlign;
 }
 size_t plain_bytes(size_t head_dim, size_t element) { return kBlockTokens * head_dim * element; }
+// One byte an element and one half per token: int8 and fp8.
 size_t int8_bytes(size_t head_dim) { return kBlockTokens * (head_dim + sizeof(uint16_t)); }
 size_t k4_bytes(size_t head_dim) {
   return kBlockTokens * (head_dim / 2) + 2 * sizeof(uint16_t) * head_dim;
@@ -37,6 +38,8 @@ std::string_view to_string(KvFormat f) {
       return "k8v4";
     case KvFormat::kInt4:
       return "int4";
+    case KvFormat::kFp8E4M3:
+      return "fp8_e4m3";
   }
   TANDEM_CHECK(false, "KV format outside its enumeration");
   return {};
@@ -44,11 +47,12 @@ std::string_view to_string(KvFormat f) {
 
 Result<KvFormat> parse_kv_format(std::string_view name) {
   for (const KvFormat f :
-       {KvFormat::kF32, KvFormat::kBf16, KvFormat::kInt8, KvFormat::kK8V4, KvFormat::kInt4}) {
+       {KvFormat::kF32, KvFormat::kBf16, KvFormat::kFp8E4M3, KvFormat::kInt8, KvFormat::kK8V4,
+        KvFormat::kInt4}) {
     if (name == to_string(f)) return f;
   }
   return fail(ErrorCode::kInvalidArgument, "unknown KV format '" + std::string(name) +
-                                               "'; known are bf16, int8, k8v4, int4 and f32");
+                                               "'; known are bf16, fp8_e4m3, int8, k8v4, int4 and f32");
 }
 
 size_t KvLayout::k_section_bytes() const {
@@ -59,6 +63,7 @@ size_t KvLayout::k_section_bytes() const {
       return padded(plain_bytes(head_dim, 2));
     case KvFormat::kInt8:
     case KvFormat::kK8V4:
+    case KvFormat::kFp8E4M3:
       return padded(int8_bytes(head_dim));
     case KvFormat::kInt4:
       return padded(k4_bytes(head_dim));
@@ -74,6 +79,7 @@ size_t KvLayout::v_section_bytes() const {
     case KvFormat::kBf16:
       return padded(plain_bytes(head_dim, 2));
     case KvFormat::kInt8:
+    case KvFormat::kFp8E4M3:
       return padded(int8_bytes(head_dim));
     case KvFormat::kK8V4:
     case KvFormat::kInt4:
@@ -116,7 +122,7 @@ Status validate(const KvLayout& layout) {
                     ", but four-bit rows pack channels in pairs, so it must be even",
                 "head_dim");
   }
-  if (layout.format > KvFormat::kInt4) {
+  if (layout.format > KvFormat::kFp8E4M3) {
     return fail(ErrorCode::kInvalidArgument, "KV layout: unknown format number", "format");
   }
   return {};

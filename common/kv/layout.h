@@ -19,9 +19,10 @@ enum class KvFormat : uint8_t {
   kInt8,  // symmetric, one scale per token and head, for K and for V
   kK8V4,  // K as kInt8; V four bits, asymmetric per token and group of kV4Group channels
   kInt4,  // K four bits, asymmetric per channel and page; V as in kK8V4; the open page stays bf16
+  kFp8E4M3,  // float8 e4m3fn, one scale per token and head, for K and for V
 };
 
-[[nodiscard]] std::string_view to_string(KvFormat f);  // "f32", "bf16", "int8", "k8v4", "int4"
+[[nodiscard]] std::string_view to_string(KvFormat f);  // "f32", …, "fp8_e4m3"
 [[nodiscard]] Result<KvFormat> parse_kv_format(std::string_view name);
 
 // Channels that share one scale and minimum in a four-bit V row (head_dim when that is smaller).
@@ -35,6 +36,7 @@ inline constexpr uint32_t kV4Group = 32;
 // padded to 16 bytes. Inside a section tokens are rows of head_dim elements:
 //   f32, bf16   element[16][head_dim]
 //   int8        int8[16][head_dim], then half scale[16]                  x = q * scale
+//   fp8_e4m3    e4m3[16][head_dim], then half scale[16]                  x = q * scale
 //   4-bit V     uint8[16][head_dim/2] (channel 2c low nibble, 2c+1 high),
 //               then half scale[16][groups], half minimum[16][groups]    x = q * scale + minimum
 //   4-bit K     uint8[16][head_dim/2] likewise,

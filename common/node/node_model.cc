@@ -32,6 +32,8 @@ kv::KvFormat kv_format(KvFormatChoice choice, DType weights) {
       return kv::KvFormat::kK8V4;
     case KvFormatChoice::kInt4:
       return kv::KvFormat::kInt4;
+    case KvFormatChoice::kFp8E4m3:
+      return kv::KvFormat::kFp8E4M3;
     case KvFormatChoice::kAuto:
       break;
   }

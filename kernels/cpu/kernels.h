@@ -47,7 +47,7 @@ struct LinearTask {
 
 // ---- KV pages ----
 // How one head's keys (or values) of a page are stored; sections as in common/kv/layout.h.
-enum class KvElement : uint8_t { kF32, kBf16, kInt8, kInt4 };
+enum class KvElement : uint8_t { kF32, kBf16, kInt8, kInt4, kFp8 };
 
 // ---- attention ----
 // Rows attend to up to kPartitionKeys keys; the result is merged into their running state

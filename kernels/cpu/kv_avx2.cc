@@ -275,6 +275,8 @@ void store_key(KvElement e, const float* row, int64_t head_dim, int64_t token, v
       return store_row_int8(row, head_dim, token, p);
     case KvElement::kInt4:
       return;  // store_keys_int4
+    case KvElement::kFp8:
+      return kKvReference.store_key(e, row, head_dim, token, section);
   }
 }
 

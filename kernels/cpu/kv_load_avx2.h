@@ -63,6 +63,8 @@ struct KeyPage {
                    half_at(scales, channel) +
                half_at(scales + 2 * head_dim, channel);
       }
+      case KvElement::kFp8:
+        break;  // kept to the reference
     }
     return 0;
   }
@@ -104,6 +106,8 @@ inline void key_words(KvElement e, const KeyPage& page, int64_t channel, int64_t
         }
       return;
     }
+    case KvElement::kFp8:
+      return;
   }
 }
 
@@ -118,6 +122,8 @@ inline int64_t channels_per_load(KvElement e) {
       return 32;
     case KvElement::kInt4:
       return 64;
+    case KvElement::kFp8:
+      break;
   }
   return 0;
 }
@@ -131,6 +137,8 @@ inline void clear_tokens(int64_t head_dim, int64_t valid, float* out) {
 }
 
 void load_keys(KvElement e, const void* section, int64_t head_dim, int64_t valid, float* out) {
+  // A format for cards with tensor cores; on CPUs int8 is as small and more exact.
+  if (e == KvElement::kFp8) return kKvReference.load_keys(e, section, head_dim, valid, out);
   const KeyPage page{static_cast<const char*>(section), head_dim};
   const int64_t step = channels_per_load(e);
   const int64_t row_bytes = head_dim * 32 / step;
@@ -206,6 +214,7 @@ inline void value_row_int4(const char* section, int64_t token, int64_t n, float*
 }
 
 void load_values(KvElement e, const void* section, int64_t head_dim, int64_t valid, float* out) {
+  if (e == KvElement::kFp8) return kKvReference.load_values(e, section, head_dim, valid, out);
   const char* p = static_cast<const char*>(section);
   const int64_t stride = value_stride(head_dim);
   for (int64_t t = 0; t < kPageTokens; ++t, out += stride) {
@@ -224,6 +233,8 @@ void load_values(KvElement e, const void* section, int64_t head_dim, int64_t val
           break;
         case KvElement::kInt4:
           value_row_int4(p, t, head_dim, out);
+          break;
+        case KvElement::kFp8:
           break;
       }
     }

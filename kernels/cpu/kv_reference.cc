@@ -26,6 +26,8 @@ kv::KvLayout key_layout(KvElement e, int64_t head_dim) {
       return layout_of(kv::KvFormat::kInt8, head_dim);
     case KvElement::kInt4:
       return layout_of(kv::KvFormat::kInt4, head_dim);
+    case KvElement::kFp8:
+      return layout_of(kv::KvFormat::kFp8E4M3, head_dim);
   }
   return {};
 }

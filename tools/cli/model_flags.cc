@@ -17,8 +17,8 @@ void add_model_flags(CLI::App& command, local::LocalOptions& options) {
       ->check(CLI::IsMember({"auto", "float32", "bf16"}));
   command
       .add_option("--kv", options.kv,
-                  "format of the KV cache: f32, bf16, int8, k8v4, int4, or auto")
-      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8", "k8v4", "int4"}));
+                  "format of the KV cache: f32, bf16, fp8_e4m3, int8, k8v4, int4, or auto")
+      ->check(CLI::IsMember({"auto", "f32", "bf16", "fp8_e4m3", "int8", "k8v4", "int4"}));
   command.add_option("--threads", options.threads, "compute threads; 0: one per CPU")
       ->check(CLI::Range(0, 4096));
   command

@@ -31,6 +31,8 @@ KvElements kv_elements(kv::KvFormat format) {
       return {KvElement::kInt8, KvElement::kInt4};
     case kv::KvFormat::kInt4:
       return {KvElement::kInt4, KvElement::kInt4};
+    case kv::KvFormat::kFp8E4M3:
+      return {KvElement::kFp8, KvElement::kFp8};
   }
   TANDEM_CHECK(false, "KV format outside its enumeration");
   return {};

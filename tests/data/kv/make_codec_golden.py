@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Writes codec_golden.txt: sections of every KV format, computed with NumPy from the rules in
-common/kv/codec.h, independently of the C++ code. Inputs come from `inputs()`, which
+common/kv/codec.h, independently of the C++ code (float8 through ml_dtypes). Inputs come from `inputs()`, which
 tests/unit/kv/codec_test.cc repeats bit for bit. One line a case: format side head_dim pattern hex."""
 import struct
 from fractions import Fraction
 
+import ml_dtypes
 import numpy as np
 
 TOKENS, GROUP = 16, 32
@@ -56,6 +57,17 @@ def int8_row(row):
     return np.clip(np.rint(row * (f32(1) / f32(h))), -127, 127).astype(np.int8), h
 
 
+def e4m3_row(row):
+    a = np.max(np.abs(row))
+    if a < f32(2.0**-24):
+        return np.zeros(len(row), np.uint8), np.float16(0)
+    h = half(a * (f32(1) / f32(448)))
+    if f32(h) * f32(448) < a:
+        h = np.nextafter(h, np.float16(np.inf))
+    scaled = np.clip(row * (f32(1) / f32(h)), f32(-448), f32(448))
+    return scaled.astype(ml_dtypes.float8_e4m3fn).view(np.uint8), h
+
+
 def fit(x):
     lo, rng = np.min(x), np.max(x) - np.min(x)
     if rng < f32(2.0**-20):
@@ -87,8 +99,8 @@ def section(coding, x):
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         return np.where(np.isnan(x), (bits >> 16) | 0x40, rounded).astype(np.uint16).tobytes()
     x = clean(x)
-    if coding == "int8":
-        rows = [int8_row(r) for r in x]
+    if coding in ("int8", "e4m3"):
+        rows = [(int8_row if coding == "int8" else e4m3_row)(r) for r in x]
         return b"".join(q.tobytes() for q, _ in rows) + np.array([h for _, h in rows]).tobytes()
     if coding == "v4":
         groups = [[fit(r[g:g + GROUP]) for g in range(0, head_dim, GROUP)] for r in x]
@@ -103,7 +115,8 @@ def section(coding, x):
 
 
 CODINGS = {("f32", "k"): "f32", ("bf16", "k"): "bf16", ("int8", "k"): "int8", ("int8", "v"): "int8",
-           ("k8v4", "k"): "int8", ("k8v4", "v"): "v4", ("int4", "k"): "k4", ("int4", "v"): "v4"}
+           ("k8v4", "k"): "int8", ("k8v4", "v"): "v4", ("int4", "k"): "k4", ("int4", "v"): "v4",
+           ("fp8_e4m3", "k"): "e4m3", ("fp8_e4m3", "v"): "e4m3"}
 with np.errstate(all="ignore"), open("codec_golden.txt", "w") as out:
     for (fmt, side), coding in CODINGS.items():
         for head_dim in (6, 64, 80):

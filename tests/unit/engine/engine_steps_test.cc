@@ -222,7 +222,7 @@ void PrintTo(const Variant& v, std::ostream* out) { *out << v.name; }
 std::vector<Variant> variants() {
   std::vector<Variant> out;
   for (const kv::KvFormat f : {kv::KvFormat::kF32, kv::KvFormat::kBf16, kv::KvFormat::kInt8,
-                               kv::KvFormat::kK8V4, kv::KvFormat::kInt4}) {
+                               kv::KvFormat::kK8V4, kv::KvFormat::kInt4, kv::KvFormat::kFp8E4M3}) {
     const std::string format(to_string(f));
     out.push_back({"reference_" + format, [] { return create_reference_ops(DType::kF32); }, f,
                    f == kv::KvFormat::kF32});

@@ -238,7 +238,7 @@ std::vector<std::byte> Layer::stored(const Sequence& s) const {
 }
 
 constexpr kv::KvFormat kFormats[] = {kv::KvFormat::kF32, kv::KvFormat::kBf16, kv::KvFormat::kInt8,
-                                     kv::KvFormat::kK8V4, kv::KvFormat::kInt4};
+                                     kv::KvFormat::kK8V4, kv::KvFormat::kInt4, kv::KvFormat::kFp8E4M3};
 
 class CpuAttention : public ::testing::TestWithParam<CpuIsa> {
  protected:

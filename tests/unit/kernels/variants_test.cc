@@ -249,6 +249,7 @@ size_t section_bytes(KvElement e, bool value, int64_t head_dim) {
   const kv::KvFormat format = e == KvElement::kF32    ? kv::KvFormat::kF32
                               : e == KvElement::kBf16 ? kv::KvFormat::kBf16
                               : e == KvElement::kInt8 ? kv::KvFormat::kInt8
+                              : e == KvElement::kFp8  ? kv::KvFormat::kFp8E4M3
                                                       : kv::KvFormat::kInt4;
   const kv::KvLayout layout{1, 1, static_cast<uint32_t>(head_dim), format};
   return value ? layout.v_section_bytes() : layout.k_section_bytes();
@@ -283,7 +284,7 @@ TEST_P(CpuKernels, EncodersGiveTheBytesOfTheCodec) {
     for (uint64_t seed = 0; seed < 40; ++seed) {
       const auto rows = tricky_rows(hd, seed);
       for (const KvElement e :
-           {KvElement::kF32, KvElement::kBf16, KvElement::kInt8, KvElement::kInt4})
+           {KvElement::kF32, KvElement::kBf16, KvElement::kInt8, KvElement::kInt4, KvElement::kFp8})
         for (const bool value : {false, true}) {
           const size_t size = section_bytes(e, value, hd);
           std::vector<std::byte> got(size + 32, std::byte{0x5a});
@@ -305,7 +306,7 @@ TEST_P(CpuKernels, EncodersGiveTheBytesOfTheCodec) {
 TEST_P(CpuKernels, DecodersGiveTheFloatsOfTheCodecAndZeroBeyondTheValidTokens) {
   for (const int64_t hd : kHeadDims)
     for (const KvElement e :
-         {KvElement::kF32, KvElement::kBf16, KvElement::kInt8, KvElement::kInt4}) {
+         {KvElement::kF32, KvElement::kBf16, KvElement::kInt8, KvElement::kInt4, KvElement::kFp8}) {
       const auto rows = random_floats(static_cast<size_t>(16 * hd), 9);
       std::vector<std::byte> key(section_bytes(e, false, hd));
       std::vector<std::byte> value(section_bytes(e, true, hd));
@@ -319,7 +320,7 @@ TEST_P(CpuKernels, DecodersGiveTheFloatsOfTheCodecAndZeroBeyondTheValidTokens) {
           for (int64_t t = valid; t < 16; ++t)
             for (auto* section : {&key, &value}) {
               const size_t row = section->size() / 16;
-              if (e == KvElement::kInt8) {
+              if (e == KvElement::kInt8 || e == KvElement::kFp8) {
                 const uint16_t nan = 0x7e00;
                 std::memcpy(section->data() + 16 * hd + 2 * t, &nan, 2);
               } else {

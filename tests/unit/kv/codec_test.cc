@@ -78,7 +78,7 @@ TEST(KvCodec, EveryFormatMatchesTheIndependentReferenceByteForByte) {
     EXPECT_EQ(hex(encoded(layout, s, inputs(head_dim, pattern))), expected);
     ++cases;
   }
-  EXPECT_EQ(cases, 8 * 3 * 3);
+  EXPECT_EQ(cases, 10 * 3 * 3);
 }
 
 class KvCodecFormats : public ::testing::TestWithParam<KvFormat> {};
@@ -128,6 +128,9 @@ TEST_P(KvCodecFormats, DecodedValuesStayWithinTheFormatsStep) {
       case KvFormat::kInt8:
         EXPECT_LT(relative, 0.02);
         break;
+      case KvFormat::kFp8E4M3:
+        EXPECT_LT(relative, 0.03);
+        break;
       case KvFormat::kK8V4:
       case KvFormat::kInt4:
         EXPECT_LT(relative, row_coded(layout, side) ? 0.16 : 0.14);
@@ -138,7 +141,8 @@ TEST_P(KvCodecFormats, DecodedValuesStayWithinTheFormatsStep) {
 
 INSTANTIATE_TEST_SUITE_P(All, KvCodecFormats,
                          ::testing::Values(KvFormat::kF32, KvFormat::kBf16, KvFormat::kInt8,
-                                           KvFormat::kK8V4, KvFormat::kInt4),
+                                           KvFormat::kK8V4, KvFormat::kInt4,
+                                           KvFormat::kFp8E4M3),
                          [](const auto& param_info) {
                            return std::string(to_string(param_info.param));
                          });
@@ -177,7 +181,8 @@ TEST(KvCodec, FittedFourBitGridBeatsMinMax) {
 }
 
 TEST(KvCodec, DecodedValuesAreFiniteForAnyFiniteOrInfiniteInput) {
-  for (const KvFormat format : {KvFormat::kInt8, KvFormat::kK8V4, KvFormat::kInt4}) {
+  for (const KvFormat format :
+       {KvFormat::kInt8, KvFormat::kK8V4, KvFormat::kInt4, KvFormat::kFp8E4M3}) {
     const KvLayout layout{1, 1, 64, format};
     for (const KvSide side : {KvSide::kK, KvSide::kV}) {
       const auto section = encoded(layout, side, inputs(64, 2));

@@ -13,6 +13,8 @@ TEST(KvLayout, SectionSizesFollowThePageDescription) {
   EXPECT_EQ(smollm2(KvFormat::kBf16).k_section_bytes(), 16u * 64 * 2);
   EXPECT_EQ(smollm2(KvFormat::kInt8).k_section_bytes(), 1024u + 32);
   EXPECT_EQ(smollm2(KvFormat::kInt8).v_section_bytes(), 1024u + 32);
+  EXPECT_EQ(smollm2(KvFormat::kFp8E4M3).k_section_bytes(), 1024u + 32);
+  EXPECT_EQ(smollm2(KvFormat::kFp8E4M3).v_section_bytes(), 1024u + 32);
   EXPECT_EQ(smollm2(KvFormat::kK8V4).k_section_bytes(), 1024u + 32);
   EXPECT_EQ(smollm2(KvFormat::kK8V4).v_section_bytes(), 512u + 2 * 16 * 2 * 2);
   EXPECT_EQ(smollm2(KvFormat::kInt4).k_section_bytes(), 512u + 2 * 64 * 2);
@@ -42,7 +44,8 @@ TEST(KvLayout, SectionsArePaddedToSixteenBytes) {
 }
 
 TEST(KvLayout, OnlyInt4KeepsAnOpenPage) {
-  for (const KvFormat f : {KvFormat::kF32, KvFormat::kBf16, KvFormat::kInt8, KvFormat::kK8V4}) {
+  for (const KvFormat f : {KvFormat::kF32, KvFormat::kBf16, KvFormat::kInt8, KvFormat::kK8V4,
+                           KvFormat::kFp8E4M3}) {
     EXPECT_FALSE(smollm2(f).needs_tail()) << to_string(f);
   }
   EXPECT_TRUE(smollm2(KvFormat::kInt4).needs_tail());
@@ -50,7 +53,7 @@ TEST(KvLayout, OnlyInt4KeepsAnOpenPage) {
 }
 
 TEST(KvLayout, NamesRoundTripAndUnknownOnesAreNamed) {
-  for (const char* name : {"f32", "bf16", "int8", "k8v4", "int4"}) {
+  for (const char* name : {"f32", "bf16", "int8", "k8v4", "int4", "fp8_e4m3"}) {
     ASSERT_TRUE(parse_kv_format(name)) << name;
     EXPECT_EQ(to_string(*parse_kv_format(name)), name);
   }

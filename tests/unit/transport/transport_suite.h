@@ -99,7 +99,7 @@ TYPED_TEST_SUITE_P(TransportSuite);
 TYPED_TEST_P(TransportSuite, EveryFormatArrivesByteForByte) {
   uint64_t number = 1;
   for (const kv::KvFormat format : {kv::KvFormat::kF32, kv::KvFormat::kBf16, kv::KvFormat::kInt8,
-                                    kv::KvFormat::kK8V4, kv::KvFormat::kInt4}) {
+                                    kv::KvFormat::kK8V4, kv::KvFormat::kInt4, kv::KvFormat::kFp8E4M3}) {
     SCOPED_TRACE(to_string(format));
     const kv::KvLayout layout{3, 2, 64, format};
     const TransferId id{number++};
