@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/kv_codec.cuh"
+#include "kernels/cuda/kv_page.cuh"
+
+// Rows of the packed qkv activation, one head at a time, by one warp with the row as floats in shared
+// memory.
+namespace tandem::cuda {
+
+__device__ inline void warp_load_row(const Bf16* from, uint32_t head_dim, float* to) {
+  for (uint32_t c = threadIdx.x % kWarp; c < head_dim / 2; c += kWarp) {
+    const uint32_t two = reinterpret_cast<const uint32_t*>(from)[c];
+    to[2 * c] = __uint_as_float(two << 16);
+    to[2 * c + 1] = __uint_as_float(two & 0xffff0000U);
+  }
+  __syncwarp();
+}
+
+__device__ inline void warp_store_row(const float* from, uint32_t head_dim, Bf16* to) {
+  for (uint32_t c = threadIdx.x % kWarp; c < head_dim / 2; c += kWarp) {
+    reinterpret_cast<uint32_t*>(to)[c] =
+        uint32_t{bf16_bits(from[2 * c])} | uint32_t{bf16_bits(from[2 * c + 1])} << 16;
+  }
+}
+
+struct HeadRows {
+  QkvColumns columns;
+  Bf16* qkv;
+  DeviceRope rope;
+  const float* q_norm;
+  const float* k_norm;
+  float norm_eps;
+
+  __device__ Bf16* row(uint32_t r) const { return qkv + uint64_t{r} * columns.row; }
+
+  // Norm (unless null) and rotation of one head's row.
+  __device__ void warp_rotate(float* x, const float* norm, uint32_t position) const {
+    const uint32_t lane = threadIdx.x % kWarp;
+    if (norm != nullptr) {
+      float squares = 0.0F;
+      for (uint32_t c = lane; c < columns.head_dim; c += kWarp) squares += x[c] * x[c];
+      const float mean = warp_sum(squares) / static_cast<float>(columns.head_dim);
+      const float inverse = 1.0F / sqrtf(mean + norm_eps);
+      for (uint32_t c = lane; c < columns.head_dim; c += kWarp) x[c] = x[c] * inverse * norm[c];
+      __syncwarp();
+    }
+    const uint32_t half = rope.rotary_dim / 2;
+    for (uint32_t i = lane; i < half; i += kWarp) {
+      const float2 cs = rope.cos_sin[uint64_t{position} * half + i];
+      const float a = x[i];
+      const float b = x[i + half];
+      x[i] = a * cs.x - b * cs.y;
+      x[i + half] = b * cs.x + a * cs.y;
+    }
+    __syncwarp();
+  }
+};
+
+}  // namespace tandem::cuda
