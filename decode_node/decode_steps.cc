@@ -55,7 +55,9 @@ void DecodeScheduler::State::add_to_step(node::StepJob& step, Sequence& s, uint3
   input.start = s.computed;
   input.blocks = s.kv.ids().first(node::blocks_for(end));
   input.tail = s.kv.tail.slot();
-  input.history = {.tokens = all.first(end), .prompt_tokens = s.task.prompt_tokens};
+  input.history = {.tokens = all.first(end),
+                   .prompt_tokens = s.task.prompt_tokens,
+                   .sequence = s.task.id.value};
   input.sampling = samples ? &s.task.sampling : nullptr;
   input.output = samples ? engine::StepOutput::kSample : engine::StepOutput::kNone;
   if (s.task.scores_prompt() && !s.drawn) {

@@ -73,7 +73,9 @@ engine::SequenceInput PrefillScheduler::State::input_of(Job& job, uint32_t rows)
   input.start = job.computed;
   input.blocks = job.kv.ids().first(node::blocks_for(end));
   input.tail = job.kv.tail.slot();
-  input.history = {.tokens = all.first(end), .prompt_tokens = job.task.prompt_tokens};
+  input.history = {.tokens = all.first(end),
+                   .prompt_tokens = job.task.prompt_tokens,
+                   .sequence = job.task.id.value};
   input.sampling = samples ? &job.task.sampling : nullptr;
   if (job.task.scores_prompt()) {
     input.output = engine::StepOutput::kScoreRows;

@@ -46,6 +46,9 @@ struct SampledToken {
 struct TokenHistory {
   std::span<const TokenId> tokens;  // prompt followed by the answer so far
   size_t prompt_tokens = 0;
+  // Names the sequence among those alive at once, so that an engine may keep its tokens; 0:
+  // unnamed.
+  uint64_t sequence = 0;
 };
 
 // Draws the token for absolute position history.tokens.size() from logits[vocab]. The only
