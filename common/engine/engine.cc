@@ -9,10 +9,6 @@
 namespace tandem::engine {
 namespace {
 
-// Logits are made for at most this many rows at once, and in at most this much memory.
-constexpr size_t kLogitRows = 64;
-constexpr size_t kLogitBytes = 32u << 20;
-
 tl::unexpected<Error> bad(size_t index, const std::string& what) {
   return fail(ErrorCode::kInvalidArgument,
               "sequence " + std::to_string(index) + " of the step: " + what);
@@ -95,46 +91,56 @@ Packed pack(std::span<const SequenceInput> sequences) {
   return p;
 }
 
-// One row whose logits are wanted.
-struct WantedRow {
-  uint32_t row = 0;  // in the packed batch
-  uint32_t sequence = 0;
-  uint32_t offset = 0;  // within its sequence
+// Which sequence a RowOutput belongs to.
+struct Wanted {
+  std::vector<RowOutput> rows;
+  std::vector<uint32_t> sequence;
 };
 
-std::vector<WantedRow> wanted_rows(std::span<const SequenceInput> sequences, const Packed& packed) {
-  std::vector<WantedRow> out;
-  for (uint32_t i = 0; i < sequences.size(); ++i) {
-    const SequenceView& view = packed.views[i];
-    uint32_t first = view.rows;  // kNone
-    switch (sequences[i].output) {
-      case StepOutput::kNone:
-        break;
-      case StepOutput::kSample:
-        first = view.rows - 1;
-        break;
-      case StepOutput::kScoreRows:
-      case StepOutput::kLogits:
-        first = 0;
-        break;
-    }
-    for (uint32_t r = first; r < view.rows; ++r) out.push_back({view.first_row + r, i, r});
+uint32_t first_wanted(StepOutput output, uint32_t rows) {
+  switch (output) {
+    case StepOutput::kNone:
+      break;
+    case StepOutput::kSample:
+      return rows - 1;
+    case StepOutput::kScoreRows:
+    case StepOutput::kLogits:
+      return 0;
   }
-  return out;
+  return rows;
 }
 
-void emit(const SequenceInput& s, uint32_t offset, std::span<float> logits, SequenceOutput& out) {
-  const bool last = offset + 1 == s.tokens.size();
-  if (s.output == StepOutput::kLogits)
-    std::copy(logits.begin(), logits.end(),
-              out.logits.begin() + static_cast<std::ptrdiff_t>(offset * logits.size()));
-  if (s.output == StepOutput::kScoreRows) {
-    const std::optional<TokenId> next = last ? s.next_token : std::optional(s.tokens[offset + 1]);
-    if (next) out.scores.push_back(score(logits, *next, s.score_top));
+bool draws(const SequenceInput& s) {
+  return s.output == StepOutput::kSample ||
+         (s.output == StepOutput::kScoreRows && s.sampling != nullptr);
+}
+
+// Sizes the outputs' logits, which the rows point into.
+Wanted wanted_rows(std::span<const SequenceInput> sequences, const Packed& packed, size_t vocab,
+                   std::span<SequenceOutput> outputs) {
+  Wanted out;
+  for (uint32_t i = 0; i < sequences.size(); ++i) {
+    const SequenceInput& s = sequences[i];
+    const SequenceView& view = packed.views[i];
+    if (s.output == StepOutput::kLogits) outputs[i].logits.resize(view.rows * vocab);
+    for (uint32_t r = first_wanted(s.output, view.rows); r < view.rows; ++r) {
+      const bool last = r + 1 == view.rows;
+      RowOutput row;
+      row.row = view.first_row + r;
+      if (last && draws(s)) {
+        row.sampling = s.sampling;
+        row.history = s.history;
+      }
+      if (s.output == StepOutput::kScoreRows) {
+        row.scored = last ? s.next_token : std::optional(s.tokens[r + 1]);
+        row.score_top = s.score_top;
+      }
+      if (s.output == StepOutput::kLogits) row.logits = outputs[i].logits.data() + r * vocab;
+      out.rows.push_back(row);
+      out.sequence.push_back(i);
+    }
   }
-  const bool samples = s.output == StepOutput::kSample ||
-                       (s.output == StepOutput::kScoreRows && s.sampling != nullptr);
-  if (samples && last) out.token = sample(logits, *s.sampling, s.history);
+  return out;
 }
 
 }  // namespace
@@ -151,9 +157,13 @@ Result<std::unique_ptr<Engine>> Engine::create(const model::Checkpoint& checkpoi
 const model::ModelConfig& Engine::config() const { return model_->config(); }
 uint32_t Engine::max_rows() const { return model_->max_rows(); }
 
+Status Engine::prepare(const KvPages& kv, uint32_t sequences) {
+  TANDEM_TRY(check_pages(config(), kv));
+  return model_->prepare(kv, std::min(sequences, max_rows()));
+}
+
 Result<std::vector<SequenceOutput>> Engine::step(std::span<const SequenceInput> sequences,
                                                  const KvPages& kv, const LayerHook& hook) {
-  const uint32_t vocab = config().vocab;
   TANDEM_TRY(check_pages(config(), kv));
   if (sequences.empty()) return fail(ErrorCode::kInvalidArgument, "the step has no sequences");
   uint64_t rows = 0;
@@ -167,26 +177,19 @@ Result<std::vector<SequenceOutput>> Engine::step(std::span<const SequenceInput> 
                                                  std::to_string(max_rows()));
 
   const Packed packed = pack(sequences);
-  model_->run({packed.tokens, packed.positions, packed.views}, kv, hook);
-
   std::vector<SequenceOutput> outputs(sequences.size());
-  for (size_t i = 0; i < sequences.size(); ++i)
-    if (sequences[i].output == StepOutput::kLogits)
-      outputs[i].logits.resize(sequences[i].tokens.size() * vocab);
-  const std::vector<WantedRow> wanted = wanted_rows(sequences, packed);
-  const size_t chunk = std::clamp<size_t>(kLogitBytes / (vocab * sizeof(float)), 1, kLogitRows);
-  std::vector<float> scratch(std::min(chunk, wanted.size()) * vocab);
-  std::vector<uint32_t> row_ids;
-  for (size_t begin = 0; begin < wanted.size(); begin += chunk) {
-    const size_t n = std::min(chunk, wanted.size() - begin);
-    row_ids.clear();
-    for (size_t i = 0; i < n; ++i) row_ids.push_back(wanted[begin + i].row);
-    model_->logits(row_ids, scratch.data());
-    for (size_t i = 0; i < n; ++i) {
-      const WantedRow& w = wanted[begin + i];
-      emit(sequences[w.sequence], w.offset, std::span(scratch).subspan(i * vocab, vocab),
-           outputs[w.sequence]);
-    }
+  const Wanted wanted = wanted_rows(sequences, packed, config().vocab, outputs);
+  std::vector<RowResult> results(wanted.rows.size());
+  StepRequest request;
+  request.view = {packed.tokens, packed.positions, packed.views};
+  request.kv = kv;
+  request.outputs = wanted.rows;
+  request.hook = hook ? &hook : nullptr;
+  TANDEM_TRY(model_->run(request, results));
+  for (size_t i = 0; i < results.size(); ++i) {
+    SequenceOutput& out = outputs[wanted.sequence[i]];
+    if (results[i].token) out.token = std::move(results[i].token);
+    if (results[i].score) out.scores.push_back(std::move(*results[i].score));
   }
   return outputs;
 }

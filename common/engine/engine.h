@@ -1,6 +1,5 @@
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -51,9 +50,6 @@ struct SequenceOutput {
   std::vector<float> logits;         // kLogits: [rows, vocab]
 };
 
-// Called on the device thread when a layer's KV of this step is complete in the pool.
-using LayerHook = std::function<void(uint32_t layer)>;
-
 struct EngineOptions {
   uint32_t max_rows = 512;   // rows of the largest step; activations are planned for it
   uint32_t max_context = 0;  // positions; 0: the model's
@@ -70,10 +66,15 @@ class Engine {
   ~Engine();
 
   // One forward pass over a packed ragged batch (total rows <= max_rows), then sampling. Outputs
-  // are in the order of `sequences`. A sequence's result never depends on its company.
+  // are in the order of `sequences`. A sequence's result never depends on its company. An error of
+  // kDeviceLost means that no later step can succeed either: end the process.
   [[nodiscard]] Result<std::vector<SequenceOutput>> step(std::span<const SequenceInput> sequences,
                                                          const KvPages& kv,
                                                          const LayerHook& hook = {});
+
+  // Optional, once, before the first step: warms the engine for steps on `kv` in which up to
+  // `sequences` decode together.
+  [[nodiscard]] Status prepare(const KvPages& kv, uint32_t sequences);
 
   [[nodiscard]] const model::ModelConfig& config() const;
   [[nodiscard]] uint32_t max_rows() const;

@@ -104,7 +104,8 @@ ForwardModel::ForwardModel(const model::ModelConfig& config, Ops& ops, const Eng
       context_(context_of(config, options)),
       rope_(rope_frequencies(config.rope, config.head_dim, context_), context_),
       moe_shape_{config.moe.experts, config.moe.experts_per_token, config.moe.intermediate,
-                 config.moe.normalize_top_k} {}
+                 config.moe.normalize_top_k},
+      body_([this](const StepView& step, const KvPages& kv) { run_layers(step, kv); }) {}
 
 Result<std::unique_ptr<ForwardModel>> ForwardModel::create(const model::Checkpoint& checkpoint,
                                                            Ops& ops, const EngineOptions& options) {
@@ -133,7 +134,7 @@ Status ForwardModel::allocate() {
   const int64_t rows = max_rows_;
   const int64_t q = int64_t{config_.heads} * config_.head_dim;
   const int64_t kv = int64_t{config_.kv_heads} * config_.head_dim;
-  TANDEM_ASSIGN(x_, ops_.allocate(rows, config_.hidden));
+  TANDEM_ASSIGN(x_, ops_.allocate_residual(rows, config_.hidden));
   TANDEM_ASSIGN(qkv_, ops_.allocate(rows, q + 2 * kv));
   TANDEM_ASSIGN(attended_, ops_.allocate(rows, q));
   bool dense = false;
@@ -144,19 +145,28 @@ Status ForwardModel::allocate() {
   return {};
 }
 
-void ForwardModel::run(const StepView& step, const KvPages& kv, const LayerHook& hook) {
+Status ForwardModel::run(const StepRequest& request, std::span<RowResult> results) {
+  return ops_.run_step(request, body_, results);
+}
+
+Status ForwardModel::prepare(const KvPages& kv, uint32_t sequences) {
+  return ops_.prepare(kv, sequences, body_);
+}
+
+void ForwardModel::run_layers(const StepView& step, const KvPages& kv) {
   uint32_t positions = 0;
   for (const SequenceView& s : step.sequences) positions = std::max(positions, s.start + s.rows);
   const RopeTable rope = rope_.table(positions);
   ops_.embed(step, *embedding_, x_);
   for (uint32_t i = 0; i < config_.layers; ++i) {
-    run_attention(step, i, kv, rope, hook);
+    run_attention(step, i, kv, rope);
     run_mlp(step.rows(), layers_[i]);
   }
+  ops_.outputs(x_, *final_norm_, config_.norm_eps, *head_);
 }
 
 void ForwardModel::run_attention(const StepView& step, uint32_t index, const KvPages& kv,
-                                 const RopeTable& rope, const LayerHook& hook) {
+                                 const RopeTable& rope) {
   const Layer& layer = layers_[index];
   QkvParams params;
   params.shape = {config_.heads, config_.kv_heads, config_.head_dim,
@@ -167,7 +177,7 @@ void ForwardModel::run_attention(const StepView& step, uint32_t index, const KvP
   params.norm_eps = config_.norm_eps;
   ops_.norm_linear(step.rows(), x_, *layer.input_norm, config_.norm_eps, *layer.qkv, qkv_);
   ops_.write_kv(step, index, params, qkv_, kv);
-  if (hook) hook(index);
+  ops_.layer_written(index);
   ops_.attention(step, index, params.shape, qkv_, kv, attended_);
   ops_.linear_add(step.rows(), attended_, *layer.output, x_);
 }
@@ -179,10 +189,6 @@ void ForwardModel::run_mlp(uint32_t rows, const Layer& layer) {
   }
   ops_.norm_gate_up(rows, x_, *layer.mlp_norm, config_.norm_eps, *layer.gate_up, inner_);
   ops_.linear_add(rows, inner_, *layer.down, x_);
-}
-
-void ForwardModel::logits(std::span<const uint32_t> rows, float* out) {
-  ops_.logits(rows, x_, *final_norm_, config_.norm_eps, *head_, out);
 }
 
 }  // namespace tandem::engine

@@ -19,11 +19,9 @@ class ForwardModel {
   [[nodiscard]] static Result<std::unique_ptr<ForwardModel>> create(
       const model::Checkpoint& checkpoint, Ops& ops, const EngineOptions& options);
 
-  // Runs all layers on a validated step of at most max_rows() rows; afterwards logits() may be
-  // asked for its rows.
-  void run(const StepView& step, const KvPages& kv, const LayerHook& hook);
-  // out[rows.size(), vocab] for rows of the last run.
-  void logits(std::span<const uint32_t> rows, float* out);
+  // Runs a validated step of at most max_rows() rows.
+  [[nodiscard]] Status run(const StepRequest& request, std::span<RowResult> results);
+  [[nodiscard]] Status prepare(const KvPages& kv, uint32_t sequences);
 
   [[nodiscard]] const model::ModelConfig& config() const { return config_; }
   [[nodiscard]] uint32_t max_rows() const { return max_rows_; }
@@ -45,8 +43,9 @@ class ForwardModel {
 
   ForwardModel(const model::ModelConfig& config, Ops& ops, const EngineOptions& options);
   [[nodiscard]] Status allocate();
-  void run_attention(const StepView& step, uint32_t index, const KvPages& kv, const RopeTable& rope,
-                     const LayerHook& hook);
+  void run_layers(const StepView& step, const KvPages& kv);
+  void run_attention(const StepView& step, uint32_t index, const KvPages& kv,
+                     const RopeTable& rope);
   void run_mlp(uint32_t rows, const Layer& layer);
 
   model::ModelConfig config_;
@@ -55,6 +54,8 @@ class ForwardModel {
   uint32_t context_;
   RopeCache rope_;
   MoeShape moe_shape_;
+
+  StepBody body_;  // run_layers()
 
   std::unique_ptr<EmbeddingWeight> embedding_;
   std::unique_ptr<LinearWeight> head_;

@@ -1,13 +1,18 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string_view>
 
 #include "common/base/dtype.h"
 #include "common/base/ids.h"
 #include "common/base/result.h"
+#include "common/engine/sampling.h"
 #include "common/kv/layout.h"
+#include "common/kv/page_memory.h"
 #include "common/model/host_tensor.h"
 
 namespace tandem::engine {
@@ -65,7 +70,7 @@ struct StepView {
   [[nodiscard]] uint32_t rows() const { return static_cast<uint32_t>(tokens.size()); }
 };
 
-// The KV pool as the engine sees it. Page of (layer, block): pages + (layer*blocks +
+// The KV pool as the engine sees it; addresses are the engine's own memory. Page of (layer, block): pages + (layer*blocks +
 // block)*page_bytes. Tail page of (layer, slot): tail + (layer*tails +
 // slot)*tail_layout.page_bytes.
 struct KvPages {
@@ -75,6 +80,36 @@ struct KvPages {
   std::byte* tail = nullptr;
   uint32_t tails = 0;
 };
+
+// What is wanted of one row of a step after the last layer. What it points to stays valid until
+// run_step() returns.
+struct RowOutput {
+  uint32_t row = 0;  // in the packed batch
+  // Draw the token for position history.tokens.size(); null: draw none.
+  const SamplingParams* sampling = nullptr;
+  TokenHistory history;
+  // Log-probability of this token, and of the `score_top` best.
+  std::optional<TokenId> scored;
+  int32_t score_top = 0;
+  float* logits = nullptr;  // [V] in host memory: the raw logits go here
+};
+struct RowResult {
+  std::optional<SampledToken> token;
+  std::optional<SampledToken> score;
+};
+
+// Called on the device thread when a layer's KV of this step is complete in the pool.
+using LayerHook = std::function<void(uint32_t layer)>;
+
+struct StepRequest {
+  StepView view;
+  KvPages kv;
+  std::span<const RowOutput> outputs;
+  const LayerHook* hook = nullptr;  // null: nobody wants to know
+};
+// The model's sequence of ops over a step. What it may depend on besides its arguments is fixed at
+// load time: an engine may record it with one step and replay it with others of the same shape.
+using StepBody = std::function<void(const StepView&, const KvPages&)>;
 
 struct AttentionShape {
   uint32_t heads = 0;
@@ -135,9 +170,27 @@ class Ops {
       const MoeShape& shape, const model::HostTensor& router,
       std::span<const model::HostTensor* const> gate, std::span<const model::HostTensor* const> up,
       std::span<const model::HostTensor* const> down) = 0;
-  virtual Result<Activation> allocate(int64_t rows, int64_t cols) = 0;  // lives as long as the Ops
+  // Live as long as the Ops. The residual stream is `x` of the ops below.
+  virtual Result<Activation> allocate(int64_t rows, int64_t cols) = 0;
+  virtual Result<Activation> allocate_residual(int64_t rows, int64_t cols) = 0;
+  // Bytes that the KV pool can have once weights and activations are loaded; nullopt: whatever the
+  // operating system gives.
+  [[nodiscard]] virtual std::optional<uint64_t> kv_memory_limit() const = 0;
+  // Memory for a pool of this shape, which may outlive the Ops.
+  virtual Result<std::unique_ptr<kv::PageMemory>> create_kv_memory(const kv::KvLayout& layout,
+                                                                   uint32_t blocks,
+                                                                   uint32_t tails) = 0;
+  // Makes everything that steps on these pages need (workspace, recorded steps), so that none of
+  // them meets a first-use cost. `sequences` is the most that decode at once. Without it the first
+  // steps are slow, not wrong.
+  virtual Status prepare(const KvPages& kv, uint32_t sequences, const StepBody& body) = 0;
 
   // ---- one step ----
+  // The bracket around a step: describes it to the device, runs `body` (or replays what an earlier
+  // call of it recorded), hands out results[i] for outputs[i], and returns when all of it is done.
+  // The ops below are called only inside of `body`. kDeviceLost: this Ops can never run again.
+  virtual Status run_step(const StepRequest& request, const StepBody& body,
+                          std::span<RowResult> results) = 0;
   // out[N, H] = table[tokens]
   virtual void embed(const StepView& step, const EmbeddingWeight& table, Activation out) = 0;
   // out[N, O] = rms_norm(x[N, H]) * norm  @ weight^T + bias
@@ -147,6 +200,8 @@ class Ops {
   // k and v of this step into the pool (encoding full pages) and keeps them for `attention`.
   virtual void write_kv(const StepView& step, uint32_t layer, const QkvParams& params,
                         Activation qkv, const KvPages& kv) = 0;
+  // Behind write_kv of `layer`: the step's hook is called for it once that has happened.
+  virtual void layer_written(uint32_t layer) = 0;
   // out[N, heads*head_dim]: causal attention of this step's q rows over all keys so far.
   virtual void attention(const StepView& step, uint32_t layer, const AttentionShape& shape,
                          Activation qkv, const KvPages& kv, Activation out) = 0;
@@ -159,13 +214,14 @@ class Ops {
   // x[N, H] += mixture of the chosen experts applied to rms_norm(x) * norm
   virtual void norm_moe(uint32_t rows, Activation x, const VectorWeight& norm, float eps,
                         const MoeShape& shape, const MoeWeight& weight) = 0;
-  // logits[R, V] (float32) for the given rows of x: final norm and head.
-  virtual void logits(std::span<const uint32_t> rows, Activation x, const VectorWeight& norm,
-                      float eps, const LinearWeight& head, float* out) = 0;
+  // Last op of a step: final norm and head for the rows that the request wants something of, then
+  // sampling and scores. logits[V] of a row are float32.
+  virtual void outputs(Activation x, const VectorWeight& norm, float eps,
+                       const LinearWeight& head) = 0;
 
   // Bytes of weights held, for logs and the read-stream ratio.
   [[nodiscard]] virtual size_t weight_bytes() const = 0;
-  [[nodiscard]] virtual std::string_view name() const = 0;  // "cpu-avx512bf16", …
+  [[nodiscard]] virtual std::string_view name() const = 0;  // "cpu-avx512bf16", "cuda-sm90", …
 };
 
 }  // namespace tandem::engine

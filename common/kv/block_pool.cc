@@ -1,7 +1,6 @@
 #include "common/kv/block_pool.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "common/base/check.h"
@@ -11,15 +10,16 @@ namespace {
 
 constexpr std::byte kPoison{0xA5};
 
-Result<size_t> region_bytes(const KvLayout& layout, uint64_t slots) {
-  size_t bytes = 0;
-  if (__builtin_mul_overflow(layout.block_bytes(), slots, &bytes)) {
-    return fail(ErrorCode::kInvalidArgument,
-                "KV pool: " + std::to_string(slots) + " blocks of " +
-                    std::to_string(layout.block_bytes()) + " bytes exceed the address space",
-                "blocks");
+Status check(const BlockPoolOptions& options) {
+  TANDEM_TRY(validate(options.layout));
+  if (options.blocks == 0) {
+    return fail(ErrorCode::kInvalidArgument, "KV pool: at least one block is needed", "blocks");
   }
-  return bytes;
+  if (options.layout.needs_tail() == (options.tails > 0)) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              options.tails > 0 ? "KV pool: this format keeps no open pages, so tails must be 0"
+                                : "KV pool: this format needs at least one tail slot",
+              "tails");
 }
 
 bool all_poison(std::span<const std::byte> bytes) {
@@ -70,37 +70,31 @@ void BlockTable::clear() {
 }
 
 Result<std::unique_ptr<BlockPool>> BlockPool::create(const BlockPoolOptions& options) {
-  TANDEM_TRY(validate(options.layout));
-  if (options.blocks == 0) {
-    return fail(ErrorCode::kInvalidArgument, "KV pool: at least one block is needed", "blocks");
-  }
-  if (options.layout.needs_tail() != (options.tails > 0)) {
-    return fail(ErrorCode::kInvalidArgument,
-                options.tails > 0 ? "KV pool: this format keeps no open pages, so tails must be 0"
-                                  : "KV pool: this format needs at least one tail slot",
-                "tails");
-  }
-  TANDEM_ASSIGN(const size_t page_bytes, region_bytes(options.layout, options.blocks));
-  TANDEM_ASSIGN(const size_t tail_bytes, region_bytes(options.layout.tail_layout(), options.tails));
-  TANDEM_ASSIGN(MemoryRegion pages, MemoryRegion::create(page_bytes, options.memory));
-  TANDEM_ASSIGN(MemoryRegion tails, MemoryRegion::create(tail_bytes, options.memory));
-  return std::unique_ptr<BlockPool>(new BlockPool(options, std::move(pages), std::move(tails)));
+  TANDEM_TRY(check(options));
+  TANDEM_ASSIGN(auto memory, create_host_page_memory(options.layout, options.blocks, options.tails,
+                                                     options.memory));
+  return create(options, std::move(memory));
 }
 
-BlockPool::BlockPool(const BlockPoolOptions& options, MemoryRegion pages, MemoryRegion tails)
-    : options_(options),
-      region_(std::move(pages)),
-      tail_region_(std::move(tails)),
-      blocks_(options.blocks) {
+Result<std::unique_ptr<BlockPool>> BlockPool::create(const BlockPoolOptions& options,
+                                                     std::unique_ptr<PageMemory> memory) {
+  TANDEM_TRY(check(options));
+  TANDEM_ASSIGN(const PageBytes bytes,
+                page_bytes_of(options.layout, options.blocks, options.tails));
+  TANDEM_CHECK(memory->bytes() >= bytes.pages + bytes.tails, "KV memory smaller than its pool");
+  TANDEM_CHECK(!options.poison || memory->device().empty(), "only host memory can be poisoned");
+  return std::unique_ptr<BlockPool>(new BlockPool(options, std::move(memory)));
+}
+
+BlockPool::BlockPool(const BlockPoolOptions& options, std::unique_ptr<PageMemory> memory)
+    : options_(options), memory_(std::move(memory)), blocks_(options.blocks) {
   free_.reserve(options.blocks);
   for (uint32_t i = options.blocks; i > 0; --i) free_.push_back(BlockId{i - 1});
   for (uint32_t i = options.tails; i > 0; --i) free_tails_.push_back(i - 1);
-  if (options_.poison) {
-    std::memset(region_.data(), static_cast<int>(kPoison), region_.bytes());
-    if (tail_region_.bytes() > 0) {
-      std::memset(tail_region_.data(), static_cast<int>(kPoison), tail_region_.bytes());
-    }
-  }
+  if (!options_.poison) return;
+  for (uint32_t i = 0; i < options.blocks; ++i) poison_block(BlockId{i});
+  for (uint32_t layer = 0; layer < options.layout.layers; ++layer)
+    for (uint32_t i = 0; i < options.tails; ++i) std::ranges::fill(tail_page(layer, i), kPoison);
 }
 
 BlockPool::~BlockPool() {
@@ -123,14 +117,14 @@ std::span<std::byte> BlockPool::page(uint32_t layer, BlockId id) const {
   TANDEM_CHECK(layer < options_.layout.layers && id.value < options_.blocks,
                "page outside its pool");
   const size_t bytes = options_.layout.page_bytes();
-  return {region_.data() + (size_t{layer} * options_.blocks + id.value) * bytes, bytes};
+  return {pages() + (size_t{layer} * options_.blocks + id.value) * bytes, bytes};
 }
 
 std::span<std::byte> BlockPool::tail_page(uint32_t layer, uint32_t slot) const {
   TANDEM_CHECK(layer < options_.layout.layers && slot < options_.tails,
                "tail page outside its pool");
   const size_t bytes = options_.layout.tail_layout().page_bytes();
-  return {tail_region_.data() + (size_t{layer} * options_.tails + slot) * bytes, bytes};
+  return {tail_pages() + (size_t{layer} * options_.tails + slot) * bytes, bytes};
 }
 
 BlockId BlockPool::take() {

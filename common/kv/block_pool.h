@@ -12,6 +12,7 @@
 #include "common/base/result.h"
 #include "common/kv/layout.h"
 #include "common/kv/memory_region.h"
+#include "common/kv/page_memory.h"
 
 namespace tandem::kv {
 
@@ -118,7 +119,12 @@ struct BlockPoolOptions {
 // the device and transport threads under handles that the control thread keeps).
 class BlockPool {
  public:
+  // In host memory of its own.
   [[nodiscard]] static Result<std::unique_ptr<BlockPool>> create(const BlockPoolOptions& options);
+  // Over memory made elsewhere for the same layout, blocks and tails; `options.memory` is not used,
+  // and only host memory can be poisoned.
+  [[nodiscard]] static Result<std::unique_ptr<BlockPool>> create(
+      const BlockPoolOptions& options, std::unique_ptr<PageMemory> memory);
   ~BlockPool();  // every handle must be gone
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
@@ -145,11 +151,13 @@ class BlockPool {
 
   // Memory in the order of engine::KvPages: page of (layer, block) at
   // pages() + (layer * capacity() + block) * layout().page_bytes(), tails likewise.
-  [[nodiscard]] std::byte* pages() const { return region_.data(); }
-  [[nodiscard]] std::byte* tail_pages() const { return tail_region_.data(); }
+  [[nodiscard]] std::byte* pages() const { return memory_->pages(); }
+  [[nodiscard]] std::byte* tail_pages() const { return memory_->tails(); }
   [[nodiscard]] std::span<std::byte> page(uint32_t layer, BlockId id) const;
   [[nodiscard]] std::span<std::byte> tail_page(uint32_t layer, uint32_t slot) const;
-  [[nodiscard]] size_t memory_bytes() const { return region_.bytes() + tail_region_.bytes(); }
+  [[nodiscard]] size_t memory_bytes() const { return memory_->bytes(); }
+  // How hosts reach the pages; outlives what the caller does with them as the pool does.
+  [[nodiscard]] PageMemory& memory() const { return *memory_; }
 
  private:
   friend class BlockHandle;
@@ -162,7 +170,7 @@ class BlockPool {
     std::list<BlockId>::iterator lru_position;  // valid while cached
   };
 
-  explicit BlockPool(const BlockPoolOptions& options, MemoryRegion pages, MemoryRegion tails);
+  BlockPool(const BlockPoolOptions& options, std::unique_ptr<PageMemory> memory);
   void release(BlockId id);
   void release_tail(uint32_t slot);
   BlockId take();
@@ -177,8 +185,7 @@ class BlockPool {
   void on_evict(std::function<void(BlockId)> hook) { evict_ = std::move(hook); }
 
   const BlockPoolOptions options_;
-  MemoryRegion region_;
-  MemoryRegion tail_region_;
+  const std::unique_ptr<PageMemory> memory_;
   std::vector<Block> blocks_;
   std::vector<BlockId> free_;
   std::vector<uint32_t> free_tails_;

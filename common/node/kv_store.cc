@@ -16,6 +16,12 @@ Result<std::unique_ptr<KvStore>> KvStore::create(const Options& options) {
   return std::unique_ptr<KvStore>(new KvStore(std::move(pool), options.prefix_cache));
 }
 
+Result<std::unique_ptr<KvStore>> KvStore::create(const Options& options,
+                                                 std::unique_ptr<kv::PageMemory> memory) {
+  TANDEM_ASSIGN(auto pool, kv::BlockPool::create(options.pool, std::move(memory)));
+  return std::unique_ptr<KvStore>(new KvStore(std::move(pool), options.prefix_cache));
+}
+
 engine::KvPages KvStore::pages() const {
   return {.layout = pool_->layout(),
           .pages = pool_->pages(),

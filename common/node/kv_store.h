@@ -33,10 +33,15 @@ class KvStore {
     bool prefix_cache = true;
   };
   [[nodiscard]] static Result<std::unique_ptr<KvStore>> create(const Options& options);
+  // Over memory that an engine made for this pool (Ops::create_kv_memory).
+  [[nodiscard]] static Result<std::unique_ptr<KvStore>> create(
+      const Options& options, std::unique_ptr<kv::PageMemory> memory);
 
   [[nodiscard]] const kv::KvLayout& layout() const { return pool_->layout(); }
   // What the engine and the transport address; valid as long as the store.
   [[nodiscard]] engine::KvPages pages() const;
+  // How the host reads and writes them; any thread.
+  [[nodiscard]] kv::PageMemory& memory() const { return pool_->memory(); }
 
   struct Acquired {
     kv::BlockTable table;

@@ -44,7 +44,8 @@ void for_each_section(const kv::KvLayout& layout, Visit&& visit) {
   }
 }
 
-void encode_page(const kv::KvLayout& layout, uint32_t layer, std::span<std::byte> page) {
+std::vector<std::byte> encoded_page(const kv::KvLayout& layout, uint32_t layer) {
+  std::vector<std::byte> page(layout.page_bytes());
   std::vector<float> rows(size_t{kv::kBlockTokens} * layout.head_dim);
   for_each_section(layout, [&](uint32_t head, kv::KvSide side, size_t offset) {
     for (uint32_t token = 0; token < kv::kBlockTokens; ++token) {
@@ -54,6 +55,19 @@ void encode_page(const kv::KvLayout& layout, uint32_t layer, std::span<std::byte
     }
     kv::encode_section(layout, side, rows.data(), layout.head_dim, page.data() + offset);
   });
+  return page;
+}
+
+Status write(kv::PageMemory& memory, std::span<std::byte> page, std::vector<std::byte> bytes) {
+  const kv::PageMemory::Piece piece{page.data(), bytes.data(), page.size()};
+  return memory.from_host({&piece, 1});
+}
+
+Result<std::vector<std::byte>> read(kv::PageMemory& memory, std::span<std::byte> page) {
+  std::vector<std::byte> bytes(page.size());
+  const kv::PageMemory::Piece piece{page.data(), bytes.data(), page.size()};
+  TANDEM_TRY(memory.to_host({&piece, 1}));
+  return bytes;
 }
 
 // Root mean square error over root mean square value: under 1 % for 8 bits, under 6 % for 4.
@@ -140,9 +154,11 @@ Status LoopbackTest::send(const kv::BlockTable& from, const kv::BlockTable& to, 
 
 Status LoopbackTest::compare(const kv::BlockTable& from, const kv::BlockTable& to) const {
   const engine::KvPages pages = kv_.pages();
-  const auto check = [](const kv::KvLayout& layout, uint32_t layer, std::span<const std::byte> a,
-                        std::span<const std::byte> b) -> Status {
+  const auto check = [this](const kv::KvLayout& layout, uint32_t layer, std::span<std::byte> sent,
+                            std::span<std::byte> received) -> Status {
     const std::string where = "layer " + std::to_string(layer) + " of " + layout.describe();
+    TANDEM_ASSIGN(const auto a, read(kv_.memory(), sent));
+    TANDEM_ASSIGN(const auto b, read(kv_.memory(), received));
     if (!std::ranges::equal(a, b)) {
       return fail(ErrorCode::kCorruptData, "bytes changed on the way: " + where);
     }
@@ -167,9 +183,11 @@ Status LoopbackTest::run(Duration limit) {
   TANDEM_ASSIGN(auto to, kv_.acquire(tokens, false));
   const engine::KvPages pages = kv_.pages();
   for (uint32_t layer = 0; layer < pages.layout.layers; ++layer) {
-    encode_page(pages.layout, layer, page_of(pages, layer, from.table.ids()[0]));
+    TANDEM_TRY(write(kv_.memory(), page_of(pages, layer, from.table.ids()[0]),
+                     encoded_page(pages.layout, layer)));
     if (pages.layout.needs_tail()) {
-      encode_page(pages.layout.tail_layout(), layer, tail_of(pages, layer, from.table.tail.slot()));
+      TANDEM_TRY(write(kv_.memory(), tail_of(pages, layer, from.table.tail.slot()),
+                       encoded_page(pages.layout.tail_layout(), layer)));
     }
   }
   auto outcome = outcome_.get_future();

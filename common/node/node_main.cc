@@ -92,6 +92,9 @@ int run(const NodeMain& main, const ClusterConfig& config, const Flags& flags) {
   NodeProcess process(*spec, clock, log, metrics);
   if (auto status = process.start(); !status) return report(main.binary, status.error());
   while (poll_signal(signals) == 0) {
+    // Not a word more to the router than the end of the connection: it treats that as a node's
+    // death, which fails everything over.
+    if (process.failed()) return 1;
   }
   drain(process, clock, log, signals);
   return 0;

@@ -87,6 +87,12 @@ struct NodeProcess::State final : transport::TransportEvents {
   void restart_session();
   void update_ready();
 
+  // ---- device thread
+  void device_lost(const Error& error) {
+    log.error("device_lost", error, {{"action", "ending the process"}});
+    is_failed = true;
+  }
+
   // ---- HTTP threads
   void serve();
 
@@ -135,6 +141,8 @@ struct NodeProcess::State final : transport::TransportEvents {
   std::unique_ptr<LoopbackTest> loopback;  // during the self-test
   std::shared_ptr<Scheduler> scheduler;    // control thread, from start_scheduler() on
   DeviceThread device{clock, [this](StepResult result) {
+                        if (!result.outputs && result.outputs.error().code == ErrorCode::kDeviceLost)
+                          return device_lost(result.outputs.error());
                         auto shared = std::make_shared<StepResult>(std::move(result));
                         io.post([this, shared] { scheduler->on_step(std::move(*shared)); });
                       }};
@@ -148,6 +156,7 @@ struct NodeProcess::State final : transport::TransportEvents {
   std::atomic<bool> is_admitted{false};
   std::atomic<bool> is_draining{false};
   std::atomic<bool> is_idle{true};
+  std::atomic<bool> is_failed{false};
   std::atomic<int64_t> last_tick{0};  // nanoseconds of the clock; 0: not started
 };
 
@@ -445,5 +454,7 @@ void NodeProcess::drain() {
 }
 
 bool NodeProcess::idle() const { return state_->is_idle; }
+
+bool NodeProcess::failed() const { return state_->is_failed; }
 
 }  // namespace tandem::node

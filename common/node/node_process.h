@@ -57,6 +57,9 @@ class NodeProcess {
   [[nodiscard]] Status start();
   void drain();
   [[nodiscard]] bool idle() const;
+  // The device is gone: nothing can be computed any more, and every later answer would be an error.
+  // End the process at once; the router then runs its requests elsewhere.
+  [[nodiscard]] bool failed() const;
 
  private:
   struct State;

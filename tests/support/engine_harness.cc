@@ -3,6 +3,17 @@
 #include <algorithm>
 
 namespace tandem::testing {
+namespace {
+
+// What a step reads before anybody wrote it must show.
+Status soil(kv::PageMemory& memory, std::byte* at, size_t bytes) {
+  if (bytes == 0) return {};
+  std::vector<std::byte> dirt(bytes, std::byte{0xa5});
+  const kv::PageMemory::Piece piece{at, dirt.data(), bytes};
+  return memory.from_host({&piece, 1});
+}
+
+}  // namespace
 
 Result<std::unique_ptr<EngineHarness>> EngineHarness::create(const model::Checkpoint& checkpoint,
                                                              std::unique_ptr<engine::Ops> ops,
@@ -15,13 +26,12 @@ Result<std::unique_ptr<EngineHarness>> EngineHarness::create(const model::Checkp
   engine::KvPages& pages = h->pages_;
   pages.layout = {config.layers, config.kv_heads, config.head_dim, options.format};
   pages.blocks = per_sequence * options.sequences + 1;
-  h->pool_.assign(pages.blocks * pages.layout.block_bytes(), std::byte{0xa5});
-  pages.pages = h->pool_.data();
-  if (pages.layout.needs_tail()) {
-    pages.tails = options.sequences;
-    h->tail_.assign(pages.tails * pages.layout.tail_layout().block_bytes(), std::byte{0xa5});
-    pages.tail = h->tail_.data();
-  }
+  pages.tails = pages.layout.needs_tail() ? options.sequences : 0;
+  TANDEM_ASSIGN(h->memory_, h->ops_->create_kv_memory(pages.layout, pages.blocks, pages.tails));
+  pages.pages = h->memory_->pages();
+  pages.tail = h->memory_->tails();
+  TANDEM_TRY(soil(*h->memory_, pages.pages, pages.blocks * pages.layout.block_bytes()));
+  TANDEM_TRY(soil(*h->memory_, pages.tail, pages.tails * pages.layout.tail_layout().block_bytes()));
   h->blocks_.resize(options.sequences);
   for (uint32_t b = 0; b < per_sequence * options.sequences; ++b)
     h->blocks_[b % options.sequences].push_back(BlockId(per_sequence * options.sequences - b));

@@ -35,6 +35,7 @@ class EngineHarness {
 
   [[nodiscard]] engine::Engine& engine() { return *engine_; }
   [[nodiscard]] const engine::KvPages& pages() const { return pages_; }
+  [[nodiscard]] kv::PageMemory& memory() { return *memory_; }
   [[nodiscard]] std::span<const BlockId> blocks(uint32_t sequence) const {
     return blocks_[sequence];
   }
@@ -44,8 +45,7 @@ class EngineHarness {
 
   std::unique_ptr<engine::Ops> ops_;
   std::unique_ptr<engine::Engine> engine_;
-  std::vector<std::byte> pool_;
-  std::vector<std::byte> tail_;
+  std::unique_ptr<kv::PageMemory> memory_;
   engine::KvPages pages_;
   std::vector<std::vector<BlockId>> blocks_;
 };

@@ -59,7 +59,7 @@ void rms_norm(const float* in, const float* scale, float eps, size_t n, float* o
 
 float silu(float x) { return x / (1.0F + std::exp(-x)); }
 
-class ReferenceOps final : public Ops {
+class ReferenceOps final : public engine::HostOps {
  public:
   explicit ReferenceOps(DType weights) : weights_(weights) {}
 

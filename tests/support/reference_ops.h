@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "common/base/dtype.h"
-#include "common/engine/ops.h"
+#include "common/engine/host_ops.h"
 
 namespace tandem::testing {
 

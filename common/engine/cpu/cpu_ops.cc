@@ -39,7 +39,7 @@ LinearOutput rows_to(Epilogue epilogue, Activation a) {
   return {epilogue, static_cast<float*>(a.data), a.cols};
 }
 
-class CpuOps final : public Ops {
+class CpuOps final : public HostOps {
  public:
   CpuOps(std::unique_ptr<ThreadPool> pool, const cpu::KernelTable& kernels, DType weights)
       : pool_(std::move(pool)),
@@ -190,7 +190,7 @@ uint32_t usable_cpus() {
 
 }  // namespace
 
-Result<std::unique_ptr<Ops>> create_cpu_ops(const CpuOptions& options) {
+Result<std::unique_ptr<HostOps>> create_cpu_ops(const CpuOptions& options) {
   if (options.weights != DType::kF32 && options.weights != DType::kBf16)
     return fail(ErrorCode::kUnsupported,
                 "the CPU engine keeps weights as float32 or bfloat16, not " +

@@ -7,7 +7,7 @@
 
 #include "common/base/dtype.h"
 #include "common/base/result.h"
-#include "common/engine/ops.h"
+#include "common/engine/host_ops.h"
 #include "kernels/cpu/dispatch.h"
 
 namespace tandem::engine {
@@ -26,6 +26,6 @@ struct CpuOptions {
 // Starts the threads. The first thread that calls an op is the device thread from then on: it leads
 // the pool, and is pinned to cpus[0]. Activations are float32. A row's results depend neither on
 // the number of threads nor on which other rows share a step.
-[[nodiscard]] Result<std::unique_ptr<Ops>> create_cpu_ops(const CpuOptions& options);
+[[nodiscard]] Result<std::unique_ptr<HostOps>> create_cpu_ops(const CpuOptions& options);
 
 }  // namespace tandem::engine

@@ -42,7 +42,7 @@ double relative_error(const A& a, const B& b) {
   return norm > 0 ? std::sqrt(difference / norm) : std::sqrt(difference);
 }
 
-inline std::unique_ptr<engine::Ops> make_ops(cpu::CpuIsa isa, DType weights, uint32_t threads) {
+inline std::unique_ptr<engine::HostOps> make_ops(cpu::CpuIsa isa, DType weights, uint32_t threads) {
   engine::CpuOptions options;
   options.threads = threads;
   options.weights = weights;
