@@ -24,7 +24,8 @@ class ForwardModel::Loader {
     return ops_.load_embedding(t.view);
   }
 
-  Result<std::unique_ptr<LinearWeight>> linear(const std::vector<std::string>& names, bool bias) {
+  Result<std::unique_ptr<LinearWeight>> linear(const std::vector<std::string>& names, bool bias,
+                                               bool gate_up = false) {
     std::vector<model::CheckpointTensor> held;
     std::vector<const model::HostTensor*> parts;
     std::vector<const model::HostTensor*> biases;
@@ -32,7 +33,7 @@ class ForwardModel::Loader {
     for (const std::string& name : names) TANDEM_TRY(fetch(name + ".weight", held, parts));
     if (bias)
       for (const std::string& name : names) TANDEM_TRY(fetch(name + ".bias", held, biases));
-    return ops_.load_linear(parts, biases);
+    return gate_up ? ops_.load_gate_up(parts, biases) : ops_.load_linear(parts, biases);
   }
 
   Result<std::unique_ptr<MoeWeight>> moe(const std::string& prefix, const MoeShape& shape) {
@@ -70,7 +71,7 @@ class ForwardModel::Loader {
       TANDEM_ASSIGN(out.moe, moe(at + "mlp.", moe_shape));
       return {};
     }
-    TANDEM_ASSIGN(out.gate_up, linear({at + "mlp.gate_proj", at + "mlp.up_proj"}, config.mlp_bias));
+    TANDEM_ASSIGN(out.gate_up, linear({at + "mlp.gate_proj", at + "mlp.up_proj"}, config.mlp_bias, true));
     TANDEM_ASSIGN(out.down, linear({at + "mlp.down_proj"}, config.mlp_bias));
     return {};
   }
@@ -126,6 +127,7 @@ Result<std::unique_ptr<ForwardModel>> ForwardModel::create(const model::Checkpoi
     TANDEM_ASSIGN(m->head_, loader.linear({"lm_head"}, false));
   }
   checkpoint.release_pages();
+  TANDEM_TRY(ops.load_rope([&] { return m->rope_.table(m->context_); }));
   TANDEM_TRY(m->allocate());
   return m;
 }

@@ -19,7 +19,15 @@ class HostOps : public Ops {
   Result<Activation> allocate_residual(int64_t rows, int64_t cols) final {
     return allocate(rows, cols);
   }
-  [[nodiscard]] std::optional<uint64_t> kv_memory_limit() const final { return std::nullopt; }
+  Result<std::unique_ptr<LinearWeight>> load_gate_up(
+      std::span<const model::HostTensor* const> parts,
+      std::span<const model::HostTensor* const> biases) final {
+    return load_linear(parts, biases);
+  }
+  Status load_rope(const std::function<RopeTable()>&) final { return {}; }
+  Result<std::optional<uint64_t>> kv_memory_limit(const kv::KvLayout&) final {
+    return std::nullopt;
+  }
   Result<std::unique_ptr<kv::PageMemory>> create_kv_memory(const kv::KvLayout& layout,
                                                            uint32_t blocks, uint32_t tails) final;
   Status prepare(const KvPages& kv, uint32_t sequences, const StepBody& body) final;

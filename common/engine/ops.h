@@ -159,6 +159,10 @@ class Ops {
   virtual Result<std::unique_ptr<LinearWeight>> load_linear(
       std::span<const model::HostTensor* const> parts,
       std::span<const model::HostTensor* const> biases) = 0;
+  // The two parts of norm_gate_up's weight, which engines may store interleaved.
+  virtual Result<std::unique_ptr<LinearWeight>> load_gate_up(
+      std::span<const model::HostTensor* const> parts,
+      std::span<const model::HostTensor* const> biases) = 0;
   virtual Result<std::unique_ptr<VectorWeight>> load_vector(const model::HostTensor& values) = 0;
   // [V, H]. A tied head is load_tied_head() on the result, so that the table is kept once.
   virtual Result<std::unique_ptr<EmbeddingWeight>> load_embedding(
@@ -170,12 +174,15 @@ class Ops {
       const MoeShape& shape, const model::HostTensor& router,
       std::span<const model::HostTensor* const> gate, std::span<const model::HostTensor* const> up,
       std::span<const model::HostTensor* const> down) = 0;
+  // `whole` makes the table for every position of the context. Engines that read QkvParams::rope
+  // from host memory do not ask: theirs grows as positions are reached.
+  virtual Status load_rope(const std::function<RopeTable()>& whole) = 0;
   // Live as long as the Ops. The residual stream is `x` of the ops below.
   virtual Result<Activation> allocate(int64_t rows, int64_t cols) = 0;
   virtual Result<Activation> allocate_residual(int64_t rows, int64_t cols) = 0;
-  // Bytes that the KV pool can have once weights and activations are loaded; nullopt: whatever the
+  // Bytes that a KV pool of this layout can have once weights and activations are loaded; nullopt: whatever the
   // operating system gives.
-  [[nodiscard]] virtual std::optional<uint64_t> kv_memory_limit() const = 0;
+  virtual Result<std::optional<uint64_t>> kv_memory_limit(const kv::KvLayout& layout) = 0;
   // Memory for a pool of this shape, which may outlive the Ops.
   virtual Result<std::unique_ptr<kv::PageMemory>> create_kv_memory(const kv::KvLayout& layout,
                                                                    uint32_t blocks,

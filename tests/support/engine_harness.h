@@ -7,6 +7,7 @@
 
 #include "common/engine/engine.h"
 #include "common/model/checkpoint.h"
+#include "tests/support/backends.h"
 
 namespace tandem::testing {
 
@@ -49,5 +50,10 @@ class EngineHarness {
   engine::KvPages pages_;
   std::vector<std::vector<BlockId>> blocks_;
 };
+
+// What a backend has to be made for.
+[[nodiscard]] inline Backend::Limits limits_of(const EngineHarness::Options& options) {
+  return {options.max_rows, options.sequences, options.positions};
+}
 
 }  // namespace tandem::testing

@@ -1,46 +1,18 @@
 // Whole models against the reference implementation, on every Ops there is. A backend joins by one
-// line in backends().
+// entry in backends() (tests/support/backends.h).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <functional>
 #include <ostream>
 
-#include "common/engine/cpu/cpu_ops.h"
+#include "tests/support/backends.h"
 #include "tests/support/engine_harness.h"
 #include "tests/support/golden.h"
-#include "tests/support/reference_ops.h"
 
 namespace tandem::testing {
 namespace {
-
-struct Backend {
-  std::string name;
-  std::function<std::unique_ptr<engine::Ops>(DType)> create;
-  bool fast = false;  // runs the real model's whole answers in seconds
-};
-
-std::unique_ptr<engine::Ops> create_cpu(cpu::CpuIsa isa, DType weights) {
-  engine::CpuOptions options;
-  options.threads = 2;
-  options.weights = weights;
-  options.isa = isa;
-  auto ops = engine::create_cpu_ops(options);
-  EXPECT_TRUE(ops) << ops.error().to_string();
-  return ops ? std::move(*ops) : nullptr;
-}
-
-// The CPU engine joins once for every instruction set that this machine has.
-std::vector<Backend> backends() {
-  std::vector<Backend> out{{"reference", create_reference_ops}};
-  for (const cpu::CpuIsa isa : cpu::supported_isas())
-    out.push_back({"cpu_" + std::string(to_string(isa)),
-                   [isa](DType weights) { return create_cpu(isa, weights); },
-                   isa == cpu::best_isa()});
-  return out;
-}
 
 struct Case {
   Backend backend;
@@ -65,7 +37,8 @@ std::vector<Case> all_cases(std::vector<DType> types) {
   std::vector<Case> out;
   for (const Backend& b : backends())
     for (const std::string& m : golden_models())
-      for (const DType t : types) out.push_back({b, m, t});
+      for (const DType t : types)
+        if (std::ranges::count(b.types, t) > 0) out.push_back({b, m, t});
   return out;
 }
 
@@ -77,7 +50,8 @@ std::unique_ptr<EngineHarness> open(const std::filesystem::path& path, const Bac
   EngineHarness::Options options;
   options.format = dtype == DType::kF32 ? kv::KvFormat::kF32 : kv::KvFormat::kBf16;
   options.max_rows = max_rows;
-  auto harness = EngineHarness::create(**checkpoint, backend.create(dtype), options);
+  auto harness = EngineHarness::create(
+      **checkpoint, backend.create(dtype, (*checkpoint)->config(), limits_of(options)), options);
   EXPECT_TRUE(harness) << harness.error().to_string();
   return harness ? std::move(*harness) : nullptr;
 }
@@ -201,12 +175,15 @@ TEST_P(RealModelTest, LogitsAndGreedyTextMatchTheReference) {
 std::vector<Case> real_cases() {
   std::vector<Case> out;
   for (const Backend& b : backends())
-    for (const DType t : {DType::kF32, DType::kBf16})
-      if (b.name != "reference" && b.name != "cpu_reference") out.push_back({b, "smollm2", t});
+    for (const DType t : b.types)
+      if (!b.slow) out.push_back({b, "smollm2", t});
   return out;
 }
 
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(RealModelTest);  // a machine without AVX2
+// A machine without AVX2, or without a card.
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GoldenTest);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GoldenGreedyTest);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(RealModelTest);
 INSTANTIATE_TEST_SUITE_P(Backends, RealModelTest, ::testing::ValuesIn(real_cases()), case_name);
 
 }  // namespace
