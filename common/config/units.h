@@ -27,6 +27,9 @@ namespace tandem {
 struct DeviceChoice {
   bool cuda = false;
   uint32_t index = 0;  // of the card
+  [[nodiscard]] std::string name() const {
+    return cuda ? "cuda:" + std::to_string(index) : std::string("cpu");
+  }
   friend constexpr bool operator==(const DeviceChoice&, const DeviceChoice&) = default;
 };
 [[nodiscard]] Result<DeviceChoice> parse_device(std::string_view text);

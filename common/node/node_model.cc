@@ -1,6 +1,7 @@
 #include "common/node/node_model.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "common/model/text.h"
@@ -43,27 +44,34 @@ kv::KvFormat kv_format(KvFormatChoice choice, DType weights) {
 // The two blocks of the self-test, and one that grows.
 constexpr uint64_t kFewestBlocks = 4;
 
-Result<uint32_t> block_count(const ClusterConfig& config, const NodeSettings& node,
-                             const kv::KvLayout& layout) {
-  uint64_t blocks = node.kv_blocks;
-  if (blocks == 0 && node.kv_memory.bytes > 0) blocks = node.kv_memory.bytes / layout.block_bytes();
-  if (blocks == 0 && node.kv_memory.bytes == 0) {
-    const uint64_t bytes =
-        config.kv.memory.bytes != 0 ? config.kv.memory.bytes : kDefaultKvMemory.bytes;
-    blocks = config.kv.blocks != 0 ? config.kv.blocks : bytes / layout.block_bytes();
-  }
-  if (blocks < kFewestBlocks) {
-    return fail(ErrorCode::kConfig,
-                "node " + node.name + ": the KV memory holds " + std::to_string(blocks) +
-                    " blocks of " + std::to_string(layout.block_bytes()) + " bytes (" +
-                    layout.describe() + "), at least " + std::to_string(kFewestBlocks) +
-                    " are needed: raise kv.memory",
-                "kv.memory");
-  }
-  return static_cast<uint32_t>(std::min<uint64_t>(blocks, 1U << 30));
+// nullopt: nobody said, and the pool takes what is left of the card.
+std::optional<uint64_t> configured_blocks(const ClusterConfig& config, const NodeSettings& node,
+                                          const kv::KvLayout& layout, bool cuda) {
+  if (node.kv_blocks != 0) return node.kv_blocks;
+  if (node.kv_memory.bytes != 0) return node.kv_memory.bytes / layout.block_bytes();
+  if (config.kv.blocks != 0) return config.kv.blocks;
+  if (config.kv.memory.bytes != 0) return config.kv.memory.bytes / layout.block_bytes();
+  if (cuda) return std::nullopt;
+  return kDefaultKvMemory.bytes / layout.block_bytes();
 }
 
 }  // namespace
+
+Status set_blocks(const NodeSettings& node, uint64_t blocks, NodeModel& model) {
+  if (blocks < kFewestBlocks) {
+    return fail(ErrorCode::kConfig,
+                "node " + node.name + ": the KV memory holds " + std::to_string(blocks) +
+                    " blocks of " + std::to_string(model.layout.block_bytes()) + " bytes (" +
+                    model.layout.describe() + "), at least " + std::to_string(kFewestBlocks) +
+                    " are needed: raise kv.memory" +
+                    (model.device.cuda ? " or gpu_memory_utilization" : ""),
+                "kv.memory");
+  }
+  model.blocks = static_cast<uint32_t>(std::min<uint64_t>(blocks, 1U << 30));
+  const uint64_t positions = uint64_t{model.blocks} * kv::kBlockTokens;
+  model.max_context = static_cast<uint32_t>(std::min<uint64_t>(model.max_context, positions));
+  return {};
+}
 
 Result<NodeModel> open_node_model(const ClusterConfig& config, const NodeSettings& node,
                                   const Clock& clock) {
@@ -77,18 +85,33 @@ Result<NodeModel> open_node_model(const ClusterConfig& config, const NodeSetting
   TANDEM_ASSIGN(auto text, model::load_text(*result.checkpoint, clock));
   result.id = served_model_id(config.model);
   result.tokenizer_hash = std::string(text.tokenizer->hash());
+  auto device = parse_device(node.device);
+  if (!device) {
+    return fail(ErrorCode::kConfig, "node " + node.name + ": " + device.error().detail, "device");
+  }
+  result.device = *device;
   result.weights = weight_type(config.model.dtype, m.dtype);
+  if (result.device.cuda) {
+    if (config.model.dtype == WeightType::kFloat32) {
+      return fail(ErrorCode::kConfig,
+                  "node " + node.name + ": the CUDA engine keeps weights in bf16, not float32: use "
+                  "model.dtype auto or bf16, or device cpu",
+                  "model.dtype");
+    }
+    result.weights = DType::kBf16;
+  }
   result.layout = {.layers = m.layers,
                    .kv_heads = m.kv_heads,
                    .head_dim = m.head_dim,
                    .format = kv_format(config.kv.format, result.weights)};
   TANDEM_TRY(kv::validate(result.layout));
-  TANDEM_ASSIGN(result.blocks, block_count(config, node, result.layout));
   uint64_t context = m.max_positions;
   if (config.model.max_context != 0)
     context = std::min<uint64_t>(context, config.model.max_context);
-  context = std::min<uint64_t>(context, uint64_t{result.blocks} * kv::kBlockTokens);
   result.max_context = static_cast<uint32_t>(context);
+  if (const auto blocks = configured_blocks(config, node, result.layout, result.device.cuda)) {
+    TANDEM_TRY(set_blocks(node, *blocks, result));
+  }
   return result;
 }
 

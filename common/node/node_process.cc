@@ -10,6 +10,7 @@
 #include "common/base/run_file.h"
 #include "common/config/config.h"
 #include "common/engine/cpu/cpu_ops.h"
+#include "common/engine/cuda/cuda_ops.h"
 #include "common/engine/engine.h"
 #include "common/model/checkpoint.h"
 #include "common/net/control_channel.h"
@@ -69,12 +70,19 @@ struct NodeProcess::State final : transport::TransportEvents {
 
   // ---- start, on main()'s thread
   Status open_model();
-  Status open_kv();
   Status open_endpoints();
   Status load_engine();
+  Status open_kv();
+  Status start_transport();
   Status self_test();
   Status start_scheduler();
   Status connect();
+
+  [[nodiscard]] uint32_t tails() const { return model.layout.needs_tail() ? spec.tails : 0; }
+
+  // ---- device thread, during load_engine()
+  Result<std::unique_ptr<engine::Ops>> create_ops() const;
+  Result<StepFunction> make_engine();
 
   // ---- control thread
   Status dial();
@@ -134,6 +142,8 @@ struct NodeProcess::State final : transport::TransportEvents {
 
   NodeModel model;
   std::string engine_name;
+  size_t weight_bytes = 0;
+  std::unique_ptr<kv::PageMemory> kv_memory;  // between load_engine() and open_kv()
   ControlOptions control_options;
   IoThread io{"tandem-control"};
   std::unique_ptr<KvStore> kv;
@@ -172,27 +182,8 @@ Status NodeProcess::State::open_model() {
   return {};
 }
 
-Status NodeProcess::State::open_kv() {
-  TANDEM_ASSIGN(kv, KvStore::create({.pool = {.layout = model.layout,
-                                              .blocks = model.blocks,
-                                              .tails = model.layout.needs_tail() ? spec.tails : 0,
-                                              .memory = {}},
-                                     .prefix_cache = spec.config.kv.prefix_cache}));
-  log.info("kv_pool", {{"layout", model.layout.describe()},
-                       {"blocks", model.blocks},
-                       {"bytes", uint64_t{model.blocks} * model.layout.block_bytes()},
-                       {"context", model.max_context}});
-  return {};
-}
-
 Status NodeProcess::State::open_endpoints() {
   io.start();
-  TANDEM_ASSIGN(transport, open_transport(spec.settings.transport,
-                                          {.self = generation, .clock = clock, .events = *this},
-                                          [this](const std::string& text) {
-                                            log.warning("transport_warning", {{"detail", text}});
-                                          }));
-  log.info("transport", {{"transport", transport->name()}, {"detail", transport->detail()}});
   serve();
   HttpSettings settings;
   settings.host = spec.settings.metrics.host;
@@ -210,31 +201,90 @@ Status NodeProcess::State::open_endpoints() {
                            {{"metrics", address}});
 }
 
-Status NodeProcess::State::load_engine() {
-  engine::CpuOptions cpu;
-  cpu.threads = compute_threads(spec.config, spec.settings, usable_cpus());
-  cpu.cpus.assign(spec.settings.cpus.begin(), spec.settings.cpus.end());
-  cpu.weights = model.weights;
+Result<std::unique_ptr<engine::Ops>> NodeProcess::State::create_ops() const {
+  if (model.device.cuda) {
+    engine::CudaOptions options;
+    options.device = static_cast<int>(model.device.index);
+    options.max_rows = spec.settings.max_batch_tokens;
+    options.max_context = model.max_context;
+    options.max_sequences = spec.settings.max_sequences;
+    options.memory_utilization = gpu_memory_share(spec.config, spec.settings);
+    options.libraries = spec.config.gpu.libraries;
+    if (!spec.run_dir.empty()) options.algorithm_file = spec.run_dir + "/cublaslt.txt";
+    return engine::create_cuda_ops(options, model.checkpoint->config());
+  }
+  engine::CpuOptions options;
+  options.threads = compute_threads(spec.config, spec.settings, usable_cpus());
+  options.cpus.assign(spec.settings.cpus.begin(), spec.settings.cpus.end());
+  options.weights = model.weights;
+  TANDEM_ASSIGN(std::unique_ptr<engine::Ops> ops, engine::create_cpu_ops(options));
+  return ops;
+}
+
+// On the device thread, which owns the engine from here on; the pool's memory goes to the control
+// thread's store.
+Result<StepFunction> NodeProcess::State::make_engine() {
+  TANDEM_ASSIGN(std::shared_ptr<engine::Ops> ops, create_ops());
   const engine::EngineOptions options{.max_rows = spec.settings.max_batch_tokens,
                                       .max_context = model.max_context};
-  size_t weight_bytes = 0;
-  TANDEM_TRY(device.start([&]() -> Result<StepFunction> {
-    TANDEM_ASSIGN(std::shared_ptr<engine::Ops> ops, engine::create_cpu_ops(cpu));
-    TANDEM_ASSIGN(std::shared_ptr<engine::Engine> engine,
-                  engine::Engine::create(*model.checkpoint, *ops, options));
-    engine_name = ops->name();
-    weight_bytes = ops->weight_bytes();
-    // The engine goes before the ops that own its memory.
-    return StepFunction([ops, engine = std::move(engine), pages = kv->pages()](
-                            auto sequences, const auto& hook) mutable {
-      return engine->step(sequences, pages, hook);
-    });
-  }));
+  TANDEM_ASSIGN(std::shared_ptr<engine::Engine> engine,
+                engine::Engine::create(*model.checkpoint, *ops, options));
+  if (model.blocks == 0) {
+    TANDEM_ASSIGN(const auto limit, ops->kv_memory_limit(model.layout));
+    const uint64_t tails = spec.tails * model.layout.tail_layout().block_bytes();
+    const uint64_t bytes = limit.value_or(0);
+    TANDEM_TRY(set_blocks(spec.settings,
+                          bytes > tails ? (bytes - tails) / model.layout.block_bytes() : 0, model));
+  }
+  TANDEM_ASSIGN(kv_memory, ops->create_kv_memory(model.layout, model.blocks, tails()));
+  const engine::KvPages pages{.layout = model.layout,
+                              .pages = kv_memory->pages(),
+                              .blocks = model.blocks,
+                              .tail = kv_memory->tails(),
+                              .tails = tails()};
+  TANDEM_TRY(engine->prepare(pages, spec.settings.max_sequences));
+  engine_name = ops->name();
+  weight_bytes = ops->weight_bytes();
+  // The engine goes before the ops that own its memory.
+  return StepFunction([ops, engine = std::move(engine), pages](auto sequences,
+                                                               const auto& hook) mutable {
+    return engine->step(sequences, pages, hook);
+  });
+}
+
+Status NodeProcess::State::load_engine() {
+  TANDEM_TRY(device.start([this] { return make_engine(); }));
   model.checkpoint->release_pages();
   log.info("engine_loaded", {{"engine", engine_name},
-                             {"threads", cpu.threads},
+                             {"device", model.device.name()},
                              {"stored_bytes", model.checkpoint->summary().stored_bytes},
                              {"weight_bytes", weight_bytes}});
+  return {};
+}
+
+Status NodeProcess::State::open_kv() {
+  const uint64_t bytes = kv_memory->bytes();
+  TANDEM_ASSIGN(kv, KvStore::create({.pool = {.layout = model.layout,
+                                              .blocks = model.blocks,
+                                              .tails = tails(),
+                                              .memory = {}},
+                                     .prefix_cache = spec.config.kv.prefix_cache},
+                                    std::move(kv_memory)));
+  log.info("kv_pool", {{"layout", model.layout.describe()},
+                       {"device", model.device.name()},
+                       {"blocks", model.blocks},
+                       {"bytes", bytes},
+                       {"context", model.max_context}});
+  return {};
+}
+
+Status NodeProcess::State::start_transport() {
+  TANDEM_ASSIGN(transport, open_transport(spec.settings.transport,
+                                          {.self = generation, .clock = clock, .events = *this},
+                                          [this](const std::string& text) {
+                                            log.warning("transport_warning", {{"detail", text}});
+                                          }));
+  log.info("transport", {{"transport", transport->name()}, {"detail", transport->detail()}});
   return {};
 }
 
@@ -432,9 +482,10 @@ Status NodeProcess::start() {
   State& s = *state_;
   // The endpoints come early, so that health and start-up metrics can be asked while weights load.
   TANDEM_TRY(s.startup.phase("open_model", [&] { return s.open_model(); }));
-  TANDEM_TRY(s.startup.phase("kv_pool", [&] { return s.open_kv(); }));
   TANDEM_TRY(s.startup.phase("endpoints", [&] { return s.open_endpoints(); }));
   TANDEM_TRY(s.startup.phase("load_weights", [&] { return s.load_engine(); }));
+  TANDEM_TRY(s.startup.phase("kv_pool", [&] { return s.open_kv(); }));
+  TANDEM_TRY(s.startup.phase("transport", [&] { return s.start_transport(); }));
   TANDEM_TRY(s.startup.phase("kv_self_test", [&] { return s.self_test(); }));
   TANDEM_TRY(s.start_scheduler());
   TANDEM_TRY(s.startup.phase("dial_router", [&] { return s.connect(); }));

@@ -25,7 +25,8 @@ void add_model_flags(CLI::App& command, local::LocalOptions& options) {
       .add_option("--isa", options.isa,
                   "CPU kernels: reference, avx2, avx512, avx512bf16; default: the best here")
       ->check(CLI::IsMember({"reference", "avx2", "avx512", "avx512bf16"}));
-  command.add_option("--device", "where to compute")->check(CLI::IsMember({"cpu"}));
+  command.add_option("--device", options.device,
+                     "where to compute: cpu, or cuda:N for the N-th GPU (cuda: the first)");
   command
       .add_option("--load-format", options.load_format,
                   "dummy: random weights from config.json alone")

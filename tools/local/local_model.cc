@@ -4,7 +4,9 @@
 #include <optional>
 #include <utility>
 
+#include "common/config/units.h"
 #include "common/engine/cpu/cpu_ops.h"
+#include "common/engine/cuda/cuda_ops.h"
 #include "common/engine/engine.h"
 #include "common/engine/ops.h"
 #include "common/kv/block_pool.h"
@@ -17,7 +19,14 @@ namespace {
 constexpr uint32_t kChunkRows = 512;
 constexpr uint32_t kLogitRows = 64;
 
-Result<DType> weight_type(const LocalOptions& options, const model::ModelConfig& config) {
+Result<DType> weight_type(const LocalOptions& options, const model::ModelConfig& config,
+                          const DeviceChoice& device) {
+  if (device.cuda && options.dtype == "float32") {
+    return fail(ErrorCode::kInvalidArgument,
+                "the CUDA engine keeps weights in bf16; use auto or bf16, or --device cpu",
+                "--dtype");
+  }
+  if (device.cuda) return DType::kBf16;
   if (options.dtype == "float32") return DType::kF32;
   if (options.dtype == "bf16") return DType::kBf16;
   if (options.dtype == "auto") return config.dtype == DType::kF32 ? DType::kF32 : DType::kBf16;
@@ -32,6 +41,28 @@ Result<kv::KvFormat> kv_format(const LocalOptions& options, DType weights) {
   auto format = kv::parse_kv_format(options.kv);
   if (!format) format.error().param = "--kv";
   return format;
+}
+
+Result<std::unique_ptr<engine::Ops>> create_ops(const LocalOptions& options, DType dtype,
+                                                const DeviceChoice& device,
+                                                const model::ModelConfig& config,
+                                                uint32_t positions) {
+  if (device.cuda) {
+    engine::CudaOptions cuda;
+    cuda.device = static_cast<int>(device.index);
+    cuda.max_rows = kChunkRows;
+    cuda.max_context = positions;
+    cuda.max_sequences = 1;
+    return engine::create_cuda_ops(cuda, config);
+  }
+  engine::CpuOptions cpu;
+  cpu.threads = options.threads;
+  cpu.weights = dtype;
+  if (!options.isa.empty()) {
+    TANDEM_ASSIGN(cpu.isa, cpu::parse_cpu_isa(options.isa));
+  }
+  TANDEM_ASSIGN(std::unique_ptr<engine::Ops> ops, engine::create_cpu_ops(cpu));
+  return ops;
 }
 
 bool contains(const std::vector<TokenId>& ids, TokenId id) {
@@ -109,7 +140,12 @@ Result<std::unique_ptr<LocalModel>> LocalModel::create(
     const LocalOptions& options, std::unique_ptr<model::Checkpoint> checkpoint, uint32_t positions,
     const Clock& clock) {
   const model::ModelConfig& config = checkpoint->config();
-  TANDEM_ASSIGN(const DType dtype, weight_type(options, config));
+  auto device = parse_device(options.device);
+  if (!device) {
+    device.error().param = "--device";
+    return fail(std::move(device).error());
+  }
+  TANDEM_ASSIGN(const DType dtype, weight_type(options, config, *device));
   TANDEM_ASSIGN(const kv::KvFormat format, kv_format(options, dtype));
   const kv::KvLayout layout{.layers = config.layers,
                             .kv_heads = config.kv_heads,
@@ -119,13 +155,7 @@ Result<std::unique_ptr<LocalModel>> LocalModel::create(
   auto state = std::make_unique<State>(clock);
   state->dtype = dtype;
   state->positions = positions;
-  engine::CpuOptions engine_options;
-  engine_options.threads = options.threads;
-  engine_options.weights = dtype;
-  if (!options.isa.empty()) {
-    TANDEM_ASSIGN(engine_options.isa, cpu::parse_cpu_isa(options.isa));
-  }
-  TANDEM_ASSIGN(state->ops, engine::create_cpu_ops(engine_options));
+  TANDEM_ASSIGN(state->ops, create_ops(options, dtype, *device, config, positions));
   TANDEM_ASSIGN(state->engine,
                 engine::Engine::create(*checkpoint, *state->ops,
                                        {.max_rows = kChunkRows, .max_context = positions}));
@@ -136,7 +166,9 @@ Result<std::unique_ptr<LocalModel>> LocalModel::create(
   pool.layout = layout;
   pool.blocks = (positions + kv::kBlockTokens - 1) / kv::kBlockTokens;
   pool.tails = layout.needs_tail() ? 1 : 0;
-  TANDEM_ASSIGN(state->pool, kv::BlockPool::create(pool));
+  TANDEM_ASSIGN(auto memory, state->ops->create_kv_memory(layout, pool.blocks, pool.tails));
+  TANDEM_ASSIGN(state->pool, kv::BlockPool::create(pool, std::move(memory)));
+  TANDEM_TRY(state->engine->prepare(state->pages(), 1));
   TANDEM_ASSIGN(auto blocks, state->pool->allocate(pool.blocks));
   state->table.append(std::move(blocks));
   if (pool.tails > 0) {

@@ -22,6 +22,7 @@ struct LocalOptions {
   std::string load_format = "auto";
   std::string dtype = "auto";  // "float32", "bf16"; auto: bf16 unless the weights hold 32 bits
   std::string kv = "auto";     // a KvFormat's name; auto: the weights' type
+  std::string device = "cpu";  // parse_device() reads it
   uint32_t threads = 0;        // 0: one per CPU
   std::string isa;             // a CpuIsa name; empty: the best of this machine
 };
@@ -52,7 +53,7 @@ struct ScoreOutcome {
   uint64_t wire_bytes = 0;  // as stored, and therefore shipped; frame headers are not in it
 };
 
-// One model in this process and one sequence at a time: checkpoint, CPU engine and KV pool, without
+// One model in this process and one sequence at a time: checkpoint, engine and KV pool, without
 // a cluster. The thread that calls generate() or score() first must make all later calls too.
 class LocalModel {
  public:

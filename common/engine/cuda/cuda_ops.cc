@@ -1,0 +1,283 @@
+#include <algorithm>
+#include <utility>
+
+#include "common/base/check.h"
+#include "common/engine/cuda/buckets.h"
+#include "common/engine/cuda/cuda_ops_impl.h"
+#include "common/engine/cuda/page_memory.h"
+#include "kernels/cuda/kv_write.h"
+#include "kernels/cuda/rows.h"
+
+namespace tandem::engine {
+namespace {
+
+// Logits exist for at most this many rows at once, and in at most this much memory.
+constexpr uint32_t kLogitRows = 128;
+constexpr size_t kLogitBytes = size_t{256} << 20;
+// What the driver, recorded graphs and cuBLASLt take beside what this process allocates itself.
+constexpr size_t kReserveBytes = size_t{768} << 20;
+
+std::vector<uint32_t> distinct(std::vector<uint32_t> values) {
+  std::ranges::sort(values);
+  const auto rest = std::ranges::unique(values);
+  values.erase(rest.begin(), rest.end());
+  return values;
+}
+
+NormInput norm_input(Activation x, const VectorWeight& norm, float eps) {
+  return {static_cast<const float*>(x.data), nullptr, static_cast<const CudaVector&>(norm).data,
+          eps};
+}
+
+LinearRef ref_of(const LinearWeight& weight) {
+  return static_cast<const CudaLinear&>(weight).ref();
+}
+
+}  // namespace
+
+CudaOps::CudaOps(const CudaOptions& options, const model::ModelConfig& model, cuda::Device device,
+                 cuda::Stream stream, cuda::CublasLt lt)
+    : options_(options),
+      model_(model),
+      device_(std::move(device)),
+      stream_(std::move(stream)),
+      lt_(std::move(lt)),
+      name_("cuda-sm" + std::to_string(device_.info().major * 10 + device_.info().minor)),
+      max_context_(options.max_context == 0 ? model.max_positions
+                                            : std::min(options.max_context, model.max_positions)),
+      loader_(arena_, stream_),
+      attention_(arena_, stream_),
+      outputs_(arena_, stream_) {}
+
+CudaOps::~CudaOps() { (void)stream_.synchronize(); }
+
+// ---- load time
+
+void CudaOps::plan_linear(const CudaLinear& weight, std::vector<LinearRef>& shapes) {
+  const bool known = std::ranges::any_of(
+      shapes, [&](const LinearRef& s) { return s.in == weight.in && s.out == weight.out; });
+  if (!known) shapes.push_back(weight.ref());
+  linear_limits_.max_hidden = std::max(linear_limits_.max_hidden, weight.in);
+}
+
+Result<std::unique_ptr<LinearWeight>> CudaOps::load_linear(
+    std::span<const model::HostTensor* const> parts,
+    std::span<const model::HostTensor* const> biases) {
+  TANDEM_ASSIGN(auto weight, loader_.linear(parts, biases, false));
+  // Several parts are a fused QKV projection, a whole vocabulary is the head, the rest is added to
+  // the residual stream. A wrong guess would only cost the first use of a shape some time.
+  const bool head = weight->out == model_.vocab && weight->in == model_.hidden;
+  plan_linear(*weight, parts.size() > 1 ? shapes_.store : head ? shapes_.head : shapes_.add);
+  return weight;
+}
+
+Result<std::unique_ptr<LinearWeight>> CudaOps::load_gate_up(
+    std::span<const model::HostTensor* const> parts,
+    std::span<const model::HostTensor* const> biases) {
+  if (parts.size() != 2 || parts[0]->rows() != parts[1]->rows())
+    return fail(ErrorCode::kMismatch, "gate and up projection differ in shape");
+  TANDEM_ASSIGN(auto weight, loader_.linear(parts, biases, true));
+  plan_linear(*weight, shapes_.gate_up);
+  linear_limits_.max_gate_up = std::max(linear_limits_.max_gate_up, weight->out);
+  return weight;
+}
+
+Result<std::unique_ptr<VectorWeight>> CudaOps::load_vector(const model::HostTensor& values) {
+  auto v = std::make_unique<CudaVector>();
+  v->size = values.elements();
+  TANDEM_ASSIGN(v->data, loader_.floats(values));
+  return v;
+}
+
+Result<std::unique_ptr<EmbeddingWeight>> CudaOps::load_embedding(const model::HostTensor& table) {
+  const model::HostTensor* const parts[] = {&table};
+  TANDEM_ASSIGN(const auto rows, loader_.linear(parts, {}, false));
+  auto e = std::make_unique<CudaEmbedding>();
+  e->vocab = rows->out;
+  e->hidden = rows->in;
+  e->table = rows->weight;
+  return e;
+}
+
+Result<std::unique_ptr<LinearWeight>> CudaOps::load_tied_head(const EmbeddingWeight& table) {
+  auto head = std::make_unique<CudaLinear>();
+  head->in = table.hidden;
+  head->out = table.vocab;
+  head->weight = static_cast<const CudaEmbedding&>(table).table;
+  plan_linear(*head, shapes_.head);
+  return head;
+}
+
+Result<std::unique_ptr<MoeWeight>> CudaOps::load_moe(
+    const MoeShape& shape, const model::HostTensor& router,
+    std::span<const model::HostTensor* const> gate, std::span<const model::HostTensor* const> up,
+    std::span<const model::HostTensor* const> down) {
+  return loader_.moe(shape, router, gate, up, down);
+}
+
+Status CudaOps::load_rope(const std::function<RopeTable()>& whole) {
+  const RopeTable table = whole();
+  const size_t pairs = size_t{table.max_positions} * table.rotary_dim / 2;
+  std::vector<float2> both(pairs);
+  for (size_t i = 0; i < pairs; ++i) both[i] = {table.cos[i], table.sin[i]};
+  TANDEM_ASSIGN(std::byte * memory, arena_.allocate(pairs * sizeof(float2), "workspace"));
+  TANDEM_TRY(cuda::copy_to_device(memory, both.data(), pairs * sizeof(float2), stream_));
+  rope_ = {reinterpret_cast<const float2*>(memory), table.max_positions, table.rotary_dim};
+  return loader_.finish();  // weights are all there by now
+}
+
+Result<Activation> CudaOps::allocate(int64_t rows, int64_t cols) {
+  const auto bytes = static_cast<size_t>(rows * cols) * sizeof(Bf16);
+  TANDEM_ASSIGN(std::byte * data, arena_.allocate(bytes, "activations"));
+  // Padding rows are computed like others: whatever they hold must be numbers.
+  TANDEM_CUDA_TRY(cudaMemsetAsync(data, 0, bytes, stream_.get()));
+  return Activation{data, rows, cols};
+}
+
+Result<Activation> CudaOps::allocate_residual(int64_t rows, int64_t cols) {
+  const auto bytes = static_cast<size_t>(rows * cols) * sizeof(float);
+  TANDEM_ASSIGN(std::byte * data, arena_.allocate(bytes, "activations"));
+  TANDEM_CUDA_TRY(cudaMemsetAsync(data, 0, bytes, stream_.get()));
+  return Activation{data, rows, cols};
+}
+
+Status CudaOps::plan_memory(const kv::KvLayout& layout) {
+  if (planned_) {
+    TANDEM_CHECK(layout == layout_, "an engine's KV layout does not change");
+    return {};
+  }
+  if (layout.format == kv::KvFormat::kF32)
+    return fail(ErrorCode::kUnsupported,
+                "the CUDA engine keeps no float32 KV cache: use bf16 (kv.format)", "kv.format");
+  AttentionLimits limits;
+  limits.heads = model_.heads;
+  limits.layout = layout;
+  limits.windows = distinct(model_.windows);
+  limits.max_rows = options_.max_rows;
+  limits.max_context = max_context_;
+  limits.max_sequences = options_.max_sequences;
+  limits.blocks = static_cast<uint32_t>(device_.info().multiprocessors);
+  limits.l2_bytes = device_.info().l2_bytes;
+  TANDEM_TRY(attention_.prepare(limits));
+  const auto fitting = static_cast<uint32_t>(kLogitBytes / (model_.vocab * sizeof(float)));
+  const uint32_t batch =
+      std::max({std::min(kLogitRows, fitting), options_.max_sequences, uint32_t{1}});
+  linear_limits_.max_rows = std::max(options_.max_rows, batch);
+  TANDEM_ASSIGN(std::byte * scratch,
+                arena_.allocate(LinearRunner::scratch_bytes(linear_limits_), "workspace"));
+  TANDEM_ASSIGN(linear_, LinearRunner::create(
+                             {&lt_, scratch, linear_limits_, device_.info().name,
+                              static_cast<uint32_t>(device_.info().multiprocessors),
+                              options_.algorithm_file}));
+  TANDEM_TRY(outputs_.prepare(*linear_, model_.vocab, batch, max_context_));
+  StepCounts most;
+  most.rows = options_.max_rows;
+  most.sequences = options_.max_sequences;
+  most.outputs = options_.max_rows;
+  most.blocks = size_t{options_.max_sequences} * ((max_context_ + kv::kBlockTokens - 1) /
+                                                  kv::kBlockTokens);
+  TANDEM_ASSIGN(area_, StepArea::create(arena_, StepLayout(most).bytes));
+  for (uint32_t i = 0; i < model_.layers; ++i) {
+    TANDEM_ASSIGN(auto event, cuda::Event::create());
+    layer_events_.push_back(std::move(event));
+  }
+  layout_ = layout;
+  planned_ = true;
+  return {};
+}
+
+Result<std::optional<uint64_t>> CudaOps::kv_memory_limit(const kv::KvLayout& layout) {
+  TANDEM_TRY(plan_memory(layout));
+  TANDEM_ASSIGN(const auto memory, device_.memory());
+  const auto allowed =
+      static_cast<uint64_t>(static_cast<double>(memory.total) * options_.memory_utilization);
+  const uint64_t taken = arena_.bytes() + kReserveBytes;
+  const uint64_t of_share = allowed > taken ? allowed - taken : 0;
+  const uint64_t of_free = memory.free > kReserveBytes ? memory.free - kReserveBytes : 0;
+  return std::min(of_share, of_free);
+}
+
+Result<std::unique_ptr<kv::PageMemory>> CudaOps::create_kv_memory(const kv::KvLayout& layout,
+                                                                  uint32_t blocks, uint32_t tails) {
+  TANDEM_TRY(plan_memory(layout));
+  TANDEM_ASSIGN(const kv::PageBytes bytes, kv::page_bytes_of(layout, blocks, tails));
+  TANDEM_ASSIGN(auto pages, arena_.allocate_apart(bytes.pages, "KV pool"));
+  TANDEM_ASSIGN(auto open_pages, arena_.allocate_apart(bytes.tails, "KV pool"));
+  TANDEM_CUDA_TRY(cudaMemsetAsync(pages.data(), 0, bytes.pages, stream_.get()));
+  if (bytes.tails > 0)
+    TANDEM_CUDA_TRY(cudaMemsetAsync(open_pages.data(), 0, bytes.tails, stream_.get()));
+  TANDEM_TRY(stream_.synchronize());
+  return create_cuda_page_memory(device_.info().index, std::move(pages), std::move(open_pages));
+}
+
+// ---- one step; each op enqueues and returns
+
+void CudaOps::note(Status status) {
+  if (!status && status_) status_ = std::move(status);
+}
+
+void CudaOps::embed(const StepView&, const EmbeddingWeight& table, Activation out) {
+  note(cuda::cuda_status(
+      cuda::embed(step_, static_cast<const CudaEmbedding&>(table).table, table.hidden,
+                  static_cast<float*>(out.data), stream_.get()),
+      "embed"));
+}
+
+void CudaOps::norm_linear(uint32_t rows, Activation x, const VectorWeight& norm, float eps,
+                          const LinearWeight& weight, Activation out) {
+  note(linear_->norm_linear(rows, norm_input(x, norm, eps), ref_of(weight),
+                            static_cast<Bf16*>(out.data), stream_.get()));
+}
+
+void CudaOps::write_kv(const StepView&, uint32_t layer, const QkvParams& params, Activation qkv,
+                       const KvPages&) {
+  const auto scale = [](const VectorWeight* v) {
+    return v == nullptr ? nullptr : static_cast<const CudaVector*>(v)->data;
+  };
+  cuda::KvWrite task;
+  task.layer = layer;
+  task.heads = params.shape.heads;
+  task.rope = rope_;
+  task.q_norm = scale(params.q_norm);
+  task.k_norm = scale(params.k_norm);
+  task.norm_eps = params.norm_eps;
+  task.qkv = static_cast<Bf16*>(qkv.data);
+  task.kept = attention_.kept();
+  note(cuda::cuda_status(cuda::kv_write(step_, kv_, task, stream_.get()), "kv_write"));
+}
+
+void CudaOps::layer_written(uint32_t layer) {
+  if (wants_events_) note(layer_events_[layer].record(stream_));
+}
+
+void CudaOps::attention(const StepView&, uint32_t layer, const AttentionShape& shape,
+                        Activation qkv, const KvPages&, Activation out) {
+  note(attention_.run(layer, shape, kv_, qkv, out));
+}
+
+void CudaOps::linear_add(uint32_t rows, Activation in, const LinearWeight& weight, Activation x) {
+  note(linear_->linear_add(rows, static_cast<const Bf16*>(in.data), ref_of(weight),
+                           static_cast<float*>(x.data), stream_.get()));
+}
+
+void CudaOps::norm_gate_up(uint32_t rows, Activation x, const VectorWeight& norm, float eps,
+                           const LinearWeight& gate_up, Activation out) {
+  note(linear_->norm_gate_up(rows, norm_input(x, norm, eps), ref_of(gate_up),
+                             static_cast<Bf16*>(out.data), stream_.get()));
+}
+
+void CudaOps::norm_moe(uint32_t, Activation, const VectorWeight&, float, const MoeShape&,
+                       const MoeWeight&) {
+  note(fail(ErrorCode::kUnsupported, "the CUDA engine does not run mixtures of experts"));
+}
+
+Result<std::unique_ptr<Ops>> create_cuda_ops(const CudaOptions& options,
+                                             const model::ModelConfig& model) {
+  TANDEM_ASSIGN(auto device, cuda::Device::open(options.device));
+  TANDEM_ASSIGN(auto stream, cuda::Stream::create());
+  TANDEM_ASSIGN(auto lt, cuda::CublasLt::create(options.libraries));
+  return std::make_unique<CudaOps>(options, model, std::move(device), std::move(stream),
+                                   std::move(lt));
+}
+
+}  // namespace tandem::engine

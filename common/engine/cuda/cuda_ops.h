@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/result.h"
+#include "common/engine/ops.h"
+
+namespace tandem::model {
+struct ModelConfig;
+}  // namespace tandem::model
+
+namespace tandem::engine {
+
+struct CudaOptions {
+  int device = 0;                // as CUDA counts under CUDA_VISIBLE_DEVICES
+  uint32_t max_rows = 512;       // of the largest step: EngineOptions::max_rows
+  uint32_t max_context = 0;      // EngineOptions::max_context; 0: the model's
+  uint32_t max_sequences = 64;   // that decode together
+  double memory_utilization = 0.9;  // share of the card's memory that this process may take
+  // Folders to search for cuBLASLt first; empty: where the system looks.
+  std::vector<std::string> libraries;
+  // Where the algorithms that cuBLASLt was found to be fastest with are kept between starts; empty:
+  // they are timed at every start.
+  std::string algorithm_file;
+};
+
+// For steps of one model, whose shape everything is planned for; its weights come by load_…().
+// Takes the device and makes the calling thread its thread: every op comes from it. Weights are
+// bf16, whatever the checkpoint holds; activations bf16 around a float32 residual stream.
+// Errors: kUnsupported in a build without CUDA or for a card that it has no code for, kUnavailable
+// without driver or card, kInvalidArgument for an index that is not there.
+[[nodiscard]] Result<std::unique_ptr<Ops>> create_cuda_ops(const CudaOptions& options,
+                                                           const model::ModelConfig& model);
+
+}  // namespace tandem::engine

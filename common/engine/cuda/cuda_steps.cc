@@ -1,0 +1,215 @@
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "common/engine/cuda/buckets.h"
+#include "common/engine/cuda/cuda_ops_impl.h"
+
+// How CudaOps runs, records and replays steps.
+namespace tandem::engine {
+namespace {
+
+bool same(const KvPages& a, const KvPages& b) {
+  return a.pages == b.pages && a.blocks == b.blocks && a.tail == b.tail && a.tails == b.tails &&
+         a.layout == b.layout;
+}
+
+size_t table_entries(const StepView& view) {
+  size_t entries = 0;
+  for (const SequenceView& s : view.sequences) entries += s.blocks.size();
+  return entries;
+}
+
+// A step whose contents are there only to have its shape.
+struct DummyStep {
+  DummyStep(uint32_t rows, uint32_t count, const std::vector<BlockId>& blocks) {
+    tokens.assign(rows, TokenId{0});
+    greedy.temperature = 0;
+    uint32_t row = 0;
+    for (uint32_t i = 0; i < count; ++i) {
+      const uint32_t own = rows / count + (i < rows % count ? 1 : 0);
+      sequences.push_back({row, own, 0, blocks, 0});
+      for (uint32_t p = 0; p < own; ++p) positions.push_back(p);
+      row += own;
+      RowOutput output;
+      output.row = row - 1;
+      output.sampling = &greedy;
+      output.history = {std::span(tokens).first(own), own};
+      outputs.push_back(output);
+    }
+  }
+  std::vector<TokenId> tokens;
+  std::vector<uint32_t> positions;
+  std::vector<SequenceView> sequences;
+  std::vector<RowOutput> outputs;
+  SamplingParams greedy;
+};
+
+}  // namespace
+
+Status CudaOps::run_step(const StepRequest& request, const StepBody& body,
+                         std::span<RowResult> results) {
+  TANDEM_TRY(plan_memory(request.kv.layout));
+  status_ = {};
+  kv_ = {request.kv.layout, request.kv.pages, request.kv.blocks, request.kv.tail, request.kv.tails};
+  Status status = can_replay(request) ? replay(request, results) : run_eagerly(request, body, results);
+  if (status) return {};
+  outputs_.forget();
+  // What was enqueued still runs, on pages that the caller will give to others.
+  if (const Status drained = stream_.synchronize(); !drained) return drained;
+  return status;
+}
+
+bool CudaOps::can_replay(const StepRequest& request) const {
+  const size_t rows = request.view.sequences.size();
+  if (recordings_.empty() || rows > recordings_.back().rows || request.hook != nullptr) return false;
+  if (request.outputs.size() != rows || !same(request.kv, recorded_kv_)) return false;
+  for (size_t i = 0; i < rows; ++i) {
+    const RowOutput& output = request.outputs[i];
+    if (request.view.sequences[i].rows != 1 || output.row != i || output.sampling == nullptr ||
+        output.scored)
+      return false;
+  }
+  return true;
+}
+
+Status CudaOps::describe(const StepRequest& request, const StepCounts& counts) {
+  if (counts.sequences > options_.max_sequences)
+    return fail(ErrorCode::kResourceExhausted,
+                "a step has " + std::to_string(counts.sequences) +
+                    " sequences, the engine was made for " +
+                    std::to_string(options_.max_sequences) + ": raise max_sequences");
+  SlotOrder order(request.view);
+  TANDEM_TRY(area_.fill(request.view, order, request.outputs, counts));
+  TANDEM_TRY(area_.upload(stream_));
+  step_ = area_.step();
+  const uint32_t padding = counts.sequences - static_cast<uint32_t>(order.sequence.size());
+  return attention_.begin(area_.slots(), order.decoding + padding, step_);
+}
+
+Status CudaOps::replay(const StepRequest& request, std::span<RowResult> results) {
+  const Recording& recording =
+      recordings_[bucket_of(buckets_, static_cast<uint32_t>(request.view.sequences.size()))];
+  const StepCounts counts{recording.rows, recording.rows, recording.rows,
+                          table_entries(request.view)};
+  TANDEM_TRY(describe(request, counts));
+  TANDEM_TRY(outputs_.describe(request.outputs, recording.rows));
+  TANDEM_TRY(recording.graph.launch(stream_));
+  return outputs_.collect(request.outputs, results);
+}
+
+Status CudaOps::run_eagerly(const StepRequest& request, const StepBody& body,
+                            std::span<RowResult> results) {
+  const StepCounts counts{request.view.rows(), static_cast<uint32_t>(request.view.sequences.size()),
+                          static_cast<uint32_t>(request.outputs.size()),
+                          table_entries(request.view)};
+  TANDEM_TRY(describe(request, counts));
+  wanted_ = request.outputs;
+  results_ = results;
+  wants_events_ = request.hook != nullptr;
+  body(request.view, request.kv);
+  // Layers are pushed away while later ones still run.
+  if (request.hook != nullptr && status_) note(walk_hook(*request.hook));
+  if (status_) note(stream_.synchronize());
+  return std::exchange(status_, {});
+}
+
+Status CudaOps::walk_hook(const LayerHook& hook) {
+  for (uint32_t layer = 0; layer < model_.layers; ++layer) {
+    TANDEM_TRY(layer_events_[layer].synchronize());
+    hook(layer);
+  }
+  return {};
+}
+
+void CudaOps::outputs(Activation x, const VectorWeight& norm, float eps,
+                      const LinearWeight& head) {
+  const auto& scale = static_cast<const CudaVector&>(norm);
+  const auto& weight = static_cast<const CudaLinear&>(head);
+  if (recording_) {
+    note(outputs_.enqueue(step_.rows, area_.outputs(), x, scale, eps, weight));
+    return;
+  }
+  for (size_t begin = 0; begin < wanted_.size() && status_; begin += outputs_.batch()) {
+    const size_t count = std::min<size_t>(outputs_.batch(), wanted_.size() - begin);
+    const auto part = wanted_.subspan(begin, count);
+    note(outputs_.describe(part, 0));
+    if (!status_) return;
+    note(outputs_.enqueue(static_cast<uint32_t>(count), area_.outputs() + begin, x, scale, eps,
+                          weight));
+    if (status_) note(outputs_.collect(part, results_.subspan(begin, count)));
+  }
+}
+
+Status CudaOps::warm(const KvPages& kv, uint32_t rows, uint32_t sequences, const StepBody& body) {
+  const uint32_t longest = (rows + sequences - 1) / sequences;
+  std::vector<BlockId> blocks;
+  for (uint32_t b = 0; b * kv::kBlockTokens < longest; ++b) blocks.push_back(BlockId{b % kv.blocks});
+  const DummyStep dummy(rows, sequences, blocks);
+  std::vector<RowResult> results(dummy.outputs.size());
+  StepRequest request;
+  request.view = {dummy.tokens, dummy.positions, dummy.sequences};
+  request.kv = kv;
+  request.outputs = dummy.outputs;
+  kv_ = {kv.layout, kv.pages, kv.blocks, kv.tail, kv.tails};
+  status_ = {};
+  return run_eagerly(request, body, results);
+}
+
+Status CudaOps::record(const KvPages& kv, uint32_t rows, const StepBody& body) {
+  const DummyStep dummy(rows, rows, {BlockId{0}});
+  StepRequest request;
+  request.view = {dummy.tokens, dummy.positions, dummy.sequences};
+  request.kv = kv;
+  request.outputs = dummy.outputs;
+  TANDEM_TRY(describe(request, {rows, rows, rows, table_entries(request.view)}));
+  TANDEM_TRY(outputs_.describe(request.outputs, rows));
+  TANDEM_TRY(stream_.synchronize());
+  // Padding slots of a replayed step have no context, real ones up to the longest there is.
+  step_.max_context = max_context_;
+  status_ = {};
+  wants_events_ = false;
+  recording_ = true;
+  auto graph = cuda::GraphExec::record(stream_, [&]() -> Status {
+    body(request.view, kv);
+    return std::exchange(status_, {});
+  });
+  recording_ = false;
+  if (!graph) return fail(graph.error());
+  TANDEM_TRY(graph->upload(stream_));
+  recordings_.push_back({rows, std::move(*graph)});
+  return {};
+}
+
+// Times on the pool's memory, which means nothing yet.
+Status CudaOps::choose_algorithms(const KvPages& kv) {
+  const size_t bytes = size_t{kv.blocks} * kv.layout.block_bytes();
+  size_t input = static_cast<size_t>(linear_limits_.max_rows) *
+                 static_cast<size_t>(linear_limits_.max_hidden) * sizeof(Bf16);
+  input = (input + 255) / 256 * 256;
+  if (input >= bytes) return {};  // a pool of a few blocks: the library's own choice will do
+  shapes_.head_rows = outputs_.batch();
+  const LinearRunner::Scratch scratch{kv.pages, kv.pages + input, bytes - input};
+  return linear_->prepare(shapes_, scratch, stream_);
+}
+
+Status CudaOps::prepare(const KvPages& kv, uint32_t sequences, const StepBody& body) {
+  TANDEM_TRY(plan_memory(kv.layout));
+  const uint32_t most = std::clamp(sequences, 1U, std::min(options_.max_sequences, outputs_.batch()));
+  TANDEM_TRY(choose_algorithms(kv));
+  // Kernels are loaded when first used.
+  const uint32_t longest = std::min({options_.max_rows, max_context_, kv.blocks * kv::kBlockTokens});
+  TANDEM_TRY(warm(kv, 1, 1, body));
+  if (longest > 1) TANDEM_TRY(warm(kv, longest, 1, body));
+  buckets_ = decode_buckets(most);
+  recordings_.clear();
+  for (const uint32_t rows : buckets_) {
+    TANDEM_TRY(warm(kv, rows, rows, body));
+    TANDEM_TRY(record(kv, rows, body));
+  }
+  recorded_kv_ = kv;
+  outputs_.forget();
+  return stream_.synchronize();
+}
+
+}  // namespace tandem::engine

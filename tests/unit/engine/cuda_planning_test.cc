@@ -1,0 +1,72 @@
+// Host-side planning of the CUDA engine: no card needed.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <algorithm>
+
+#include "common/engine/cuda/buckets.h"
+#include "common/engine/cuda/step_area.h"
+
+namespace tandem::engine {
+namespace {
+
+using ::testing::ElementsAre;
+
+TEST(DecodeBuckets, AreThoseOfTheDesignAndEndAtTheMost) {
+  EXPECT_THAT(decode_buckets(1), ElementsAre(1));
+  EXPECT_THAT(decode_buckets(8), ElementsAre(1, 2, 4, 8));
+  EXPECT_THAT(decode_buckets(64), ElementsAre(1, 2, 4, 8, 16, 24, 32, 48, 64));
+  EXPECT_THAT(decode_buckets(100), ElementsAre(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 100));
+  EXPECT_THAT(decode_buckets(0), ElementsAre());
+}
+
+TEST(DecodeBuckets, EveryStepFitsTheSmallestThatHoldsIt) {
+  for (const uint32_t most : {1U, 3U, 64U, 257U}) {
+    const auto buckets = decode_buckets(most);
+    for (uint32_t rows = 1; rows <= most; ++rows) {
+      const size_t i = bucket_of(buckets, rows);
+      ASSERT_LT(i, buckets.size());
+      EXPECT_GE(buckets[i], rows);
+      if (i > 0) {
+        EXPECT_LT(buckets[i - 1], rows);
+      }
+    }
+    EXPECT_EQ(bucket_of(buckets, most + 1), buckets.size());
+  }
+}
+
+TEST(StepLayout, PartsFollowEachOtherAlignedAndTheTablesComeLast) {
+  const StepCounts counts{.rows = 5, .sequences = 3, .outputs = 2, .blocks = 7};
+  const StepLayout layout(counts);
+  const size_t starts[] = {layout.tokens, layout.positions, layout.row_sequence,
+                           layout.slots,  layout.outputs,   layout.blocks};
+  const size_t sizes[] = {20, 20, 20, 3 * sizeof(cuda::SequenceSlot), 8, 28};
+  for (size_t i = 0; i < std::size(starts); ++i) {
+    EXPECT_EQ(starts[i] % 16, 0u);
+    const size_t end = i + 1 < std::size(starts) ? starts[i + 1] : layout.bytes;
+    EXPECT_GE(end, starts[i] + sizes[i]);
+    EXPECT_LT(end, starts[i] + sizes[i] + 16);
+  }
+}
+
+// A recorded step reads fixed addresses: growing tables must not move anything else.
+TEST(StepLayout, OnlyTheEndDependsOnTheTables) {
+  const StepLayout small(StepCounts{.rows = 8, .sequences = 8, .outputs = 8, .blocks = 8});
+  const StepLayout large(StepCounts{.rows = 8, .sequences = 8, .outputs = 8, .blocks = 8000});
+  EXPECT_EQ(small.blocks, large.blocks);
+  EXPECT_EQ(small.outputs, large.outputs);
+  EXPECT_LT(small.bytes, large.bytes);
+}
+
+TEST(SlotOrder, PutsSequencesOfOneRowFirstAndKeepsTheirOrder) {
+  StepView view;
+  std::vector<SequenceView> sequences(5);
+  const uint32_t rows[] = {3, 1, 7, 1, 1};
+  for (size_t i = 0; i < sequences.size(); ++i) sequences[i].rows = rows[i];
+  view.sequences = sequences;
+  const SlotOrder order(view);
+  EXPECT_EQ(order.decoding, 3u);
+  EXPECT_THAT(order.sequence, ElementsAre(1, 3, 4, 0, 2));
+}
+
+}  // namespace
+}  // namespace tandem::engine
