@@ -82,6 +82,18 @@ Frame make_tail_frame(const FrameOrigin& origin, uint32_t layer, uint32_t rows,
   return sealed(header, std::move(payload));
 }
 
+Frame make_offer_frame(const FrameOrigin& origin, KvFrameKind kind, uint32_t layer,
+                       uint32_t first_page, uint32_t pages, size_t bytes, std::string_view offer) {
+  KvFrameHeader header = header_of(origin, kind);
+  header.layer = layer;
+  header.first_page = first_page;
+  header.pages = pages;
+  header.payload_bytes = static_cast<uint32_t>(bytes);
+  std::vector<std::byte> payload = bytes_of(offer);
+  header.payload_checksum = proto::kv_payload_checksum(header.transfer, payload);
+  return {proto::encode_kv_header(header), std::move(payload)};
+}
+
 Frame make_commit_frame(const FrameOrigin& origin, std::string_view commit) {
   return sealed(header_of(origin, KvFrameKind::kCommit), bytes_of(commit));
 }

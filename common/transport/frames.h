@@ -31,9 +31,9 @@ inline constexpr size_t kTargetPayload = 256u << 10;
 // until one fails. Pages are of one size.
 template <typename Post>
 Status for_each_frame(uint32_t first_page, std::span<const std::span<const std::byte>> pages,
-                      const Post& post) {
+                      const Post& post, size_t target = kTargetPayload) {
   if (pages.empty()) return {};
-  const size_t fit = kTargetPayload / std::max<size_t>(pages.front().size(), 1);
+  const size_t fit = target / std::max<size_t>(pages.front().size(), 1);
   const size_t step = std::clamp<size_t>(fit, 1, proto::kMaxKvFramePages);
   for (size_t at = 0; at < pages.size(); at += step) {
     const auto part = pages.subspan(at, std::min(step, pages.size() - at));
@@ -68,6 +68,11 @@ struct FrameOrigin {
 [[nodiscard]] Frame make_tail_frame(const FrameOrigin& origin, uint32_t layer, uint32_t rows,
                                     const TailRuns& runs, std::span<const std::byte> page);
 [[nodiscard]] Frame make_commit_frame(const FrameOrigin& origin, std::string_view commit);
+// A data or tail frame whose payload is not the pages but `offer`, by which the receiver fetches
+// them. `pages` counts rows for a tail; `bytes` is the length of what is offered.
+[[nodiscard]] Frame make_offer_frame(const FrameOrigin& origin, proto::KvFrameKind kind,
+                                     uint32_t layer, uint32_t first_page, uint32_t pages,
+                                     size_t bytes, std::string_view offer);
 // kCancel, kError, kReject
 [[nodiscard]] Frame make_reason_frame(const FrameOrigin& origin, proto::KvFrameKind kind,
                                       const Error& reason);

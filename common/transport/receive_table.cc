@@ -95,8 +95,16 @@ Status ReceiveTable::open(ReceivePlan plan) {
 }
 
 void ReceiveTable::close(TransferId id) {
-  std::lock_guard lock(mutex_);
-  if (open_.erase(id) > 0) remember(id, {.complete = false, .why = "the receiver closed it"});
+  bool writing = false;
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = open_.find(id);
+    if (it == open_.end()) return;
+    writing = it->second.in_flight > 0;
+    open_.erase(it);
+    remember(id, {.complete = false, .why = "the receiver closed it"});
+  }
+  if (writing) drain_();
 }
 
 void ReceiveTable::shut_out(Generation sender) {
@@ -118,32 +126,40 @@ void ReceiveTable::sender_lost(Generation sender, const Error& error) { end_all(
 
 void ReceiveTable::end_all(Generation sender, const Error& error) {
   std::vector<TransferId> ended;
+  bool writing = false;
   {
     std::lock_guard lock(mutex_);
     for (const auto& [id, receive] : open_) {
-      if (receive.plan.sender == sender) ended.push_back(id);
+      if (receive.plan.sender != sender) continue;
+      ended.push_back(id);
+      writing = writing || receive.in_flight > 0;
     }
     for (const TransferId id : ended) {
       open_.erase(id);
       remember(id, {.complete = false, .why = error.detail});
     }
   }
+  if (writing) drain_();
   std::ranges::sort(ended);
   for (const TransferId id : ended) events_.on_receive_failed(id, error);
 }
 
 void ReceiveTable::sweep(TimePoint now) {
   std::vector<TransferId> expired;
+  bool writing = false;
   {
     std::lock_guard lock(mutex_);
     for (const auto& [id, receive] : open_) {
-      if (receive.deadline <= now) expired.push_back(id);
+      if (receive.deadline > now) continue;
+      expired.push_back(id);
+      writing = writing || receive.in_flight > 0;
     }
     for (const TransferId id : expired) {
       open_.erase(id);
       remember(id, {.complete = false, .why = "the receive deadline passed"});
     }
   }
+  if (writing) drain_();
   std::ranges::sort(expired);
   for (const TransferId id : expired) {
     counters_.transfers_expired.fetch_add(1, std::memory_order_relaxed);
@@ -169,9 +185,12 @@ Answer ReceiveTable::reject(const KvFrameHeader& header, Error reason) const {
 // `tell`: the sender does not know yet.
 ReceiveTable::Outcome ReceiveTable::fail_transfer(const KvFrameHeader& header, Error error,
                                                   bool tell) {
-  open_.erase(header.transfer);
-  remember(header.transfer, {.complete = false, .why = error.detail});
   Outcome outcome;
+  if (const auto it = open_.find(header.transfer); it != open_.end()) {
+    outcome.writing = it->second.in_flight > 0;
+    open_.erase(it);
+  }
+  remember(header.transfer, {.complete = false, .why = error.detail});
   if (tell) outcome.answer = reject(header, error);
   outcome.failed = std::move(error);
   return outcome;
@@ -320,6 +339,11 @@ ReceiveTable::Outcome ReceiveTable::take(const KvFrameHeader& header,
     case KvFrameKind::kReject:
       return {};
   }
+  return complete(header, receive);
+}
+
+// The transfer's last frame may have come. Under the mutex.
+ReceiveTable::Outcome ReceiveTable::complete(const KvFrameHeader& header, Receive& receive) {
   if (receive.missing > 0 || !receive.commit) return {};
   receive.stats.elapsed = clock_.now() - receive.opened;
   Outcome outcome;
@@ -361,7 +385,97 @@ std::optional<Answer> ReceiveTable::deliver(const KvFrameHeader& header,
   return std::move(outcome.answer);
 }
 
+Result<std::vector<std::span<std::byte>>> ReceiveTable::destinations(Receive& receive,
+                                                                     const KvFrameHeader& header) {
+  const kv::KvLayout& layout = receive.plan.layout;
+  std::vector<std::span<std::byte>> to;
+  if (header.kind == KvFrameKind::kData) {
+    for (uint32_t i = 0; i < header.pages; ++i) {
+      to.push_back(receive.plan.destination(header.layer, header.first_page + i));
+      TANDEM_TRY(check_destination(header, to.back().size(), layout.page_bytes()));
+    }
+    return to;
+  }
+  const std::span<std::byte> page = receive.plan.tail_destination(header.layer);
+  TANDEM_TRY(check_destination(header, page.size(), layout.tail_layout().page_bytes()));
+  const TailRuns runs = tail_runs(layout, receive.plan.tail_rows);
+  for (size_t i = 0; i < runs.count; ++i)
+    to.push_back(page.subspan(i * runs.stride, runs.run_bytes));
+  return to;
+}
+
+ReceiveTable::Begun ReceiveTable::begin(const KvFrameHeader& header, const Start& start) {
+  Outcome outcome;
+  {
+    std::lock_guard lock(mutex_);
+    if (std::optional<Outcome> refused = refuse(header)) {
+      outcome = std::move(*refused);
+    } else {
+      Receive& receive = open_.find(header.transfer)->second;
+      if (auto to = destinations(receive, header); to) {
+        ++receive.stats.frames;
+        receive.stats.wire_bytes += proto::kKvHeaderBytes + header.payload_bytes;
+        ++receive.in_flight;
+        // Taken from now on: a second copy of this frame is a replay.
+        if (header.kind == KvFrameKind::kTail) receive.tails[header.layer] = true;
+        const size_t first = size_t{header.layer} * receive.plan.pages + header.first_page;
+        for (uint32_t i = 0; header.kind == KvFrameKind::kData && i < header.pages; ++i) {
+          receive.pages[first + i] = true;
+        }
+        start(*to);
+        return {.started = true, .answer = {}};
+      } else {
+        outcome = fail_transfer(header, std::move(to).error(), true);
+      }
+    }
+  }
+  raise(header.transfer, outcome);
+  return {.started = false, .answer = std::move(outcome.answer)};
+}
+
+std::optional<Answer> ReceiveTable::finish(const KvFrameHeader& header, Status result) {
+  Outcome outcome;
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = open_.find(header.transfer);
+    if (it == open_.end() || it->second.plan.sender != header.sender) {
+      // Closed meanwhile. The sender may have committed already and is to know.
+      const auto ended = ended_.find(header.transfer);
+      outcome.answer = reject(
+          header,
+          make_error(ErrorCode::kCancelled,
+                     name_of(header.transfer) + ": " +
+                         (ended == ended_.end() ? "not open at the receiver" : ended->second.why)));
+    } else if (!result) {
+      counters_.rejected_checksum.fetch_add(1, std::memory_order_relaxed);
+      --it->second.in_flight;
+      outcome = fail_transfer(header, std::move(result).error(), true);
+    } else {
+      Receive& receive = it->second;
+      --receive.in_flight;
+      receive.missing -= header.kind == KvFrameKind::kData ? header.pages : 1;
+      outcome = complete(header, receive);
+    }
+  }
+  raise(header.transfer, outcome);
+  return std::move(outcome.answer);
+}
+
+std::optional<Answer> ReceiveTable::break_off(const KvFrameHeader& header, Error error) {
+  Outcome outcome;
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = open_.find(header.transfer);
+    if (it == open_.end() || it->second.plan.sender != header.sender) return std::nullopt;
+    counters_.rejected_checksum.fetch_add(1, std::memory_order_relaxed);
+    outcome = fail_transfer(header, std::move(error), true);
+  }
+  raise(header.transfer, outcome);
+  return std::move(outcome.answer);
+}
+
 void ReceiveTable::raise(TransferId id, Outcome& outcome) {
+  if (outcome.writing) drain_();
   if (outcome.failed) events_.on_receive_failed(id, std::move(*outcome.failed));
   if (outcome.received) {
     events_.on_received(id, std::move(*outcome.received->commit), outcome.received->stats);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -53,11 +54,30 @@ class ReceiveTable {
   [[nodiscard]] std::optional<Answer> deliver(const proto::KvFrameHeader& header,
                                               std::span<const std::byte> payload);
 
+  // ---- for transports whose pages are copied in the background (cuda_ipc, nccl) ----
+  // Returns when no copy that a begin() started is still writing. Called without the mutex, by any
+  // thread, before a transfer with copies under way counts as closed or failed.
+  void set_barrier(std::function<void()> drain) { drain_ = std::move(drain); }
+  // A data or tail frame whose bytes can be had now: checks as deliver() does, then calls
+  // start(to) under the mutex, once, with a destination for each page of the frame or, of a tail,
+  // for each run (frames.h). `started` false: as in Admission.
+  using Start = std::function<void(std::span<const std::span<std::byte>> to)>;
+  struct Begun {
+    bool started = false;
+    std::optional<Answer> answer;
+  };
+  [[nodiscard]] Begun begin(const proto::KvFrameHeader& header, const Start& start);
+  // The copies of a frame that began are done; an error fails its transfer.
+  [[nodiscard]] std::optional<Answer> finish(const proto::KvFrameHeader& header, Status outcome);
+  // What a frame of an open transfer carries does not hold: the transfer fails.
+  [[nodiscard]] std::optional<Answer> break_off(const proto::KvFrameHeader& header, Error error);
+
   [[nodiscard]] size_t open_count() const;
 
  private:
   struct Receive {
     ReceivePlan plan;
+    size_t in_flight = 0;  // frames begun and not finished
     uint64_t geometry = 0;
     std::vector<bool> pages;  // [layer * plan.pages + page] received
     std::vector<bool> tails;  // [layer]
@@ -76,12 +96,15 @@ class ReceiveTable {
     std::optional<Answer> answer;
     std::optional<Error> failed;      // raise on_receive_failed
     std::optional<Receive> received;  // raise on_received
+    bool writing = false;             // copies of the failed transfer may still be under way
   };
   using Header = proto::KvFrameHeader;
 
   std::optional<Outcome> refuse(const Header& header);
   Outcome take(const Header& header, std::span<const std::byte> payload);
   Outcome fail_transfer(const Header& header, Error error, bool tell);
+  Outcome complete(const Header& header, Receive& receive);
+  Result<std::vector<std::span<std::byte>>> destinations(Receive& receive, const Header& header);
   Status write_pages(Receive& receive, const Header& header, std::span<const std::byte> payload);
   Status write_tail(Receive& receive, const Header& header, std::span<const std::byte> payload);
   Answer reject(const Header& header, Error reason) const;
@@ -94,6 +117,7 @@ class ReceiveTable {
   TransportEvents& events_;
   const size_t capacity_;
   AtomicCounters& counters_;
+  std::function<void()> drain_;
 
   mutable std::mutex mutex_;
   std::unordered_map<TransferId, Receive> open_;

@@ -65,6 +65,19 @@ class Recorder final : public TransportEvents {
   std::map<TransferId, int> events_;
 };
 
+// Where Pages lie when not on the host: a piece of memory that a backend's transports can reach.
+class PageArena {
+ public:
+  virtual ~PageArena() = default;
+  virtual std::byte* allocate(size_t bytes) = 0;  // zeroed or not; freed with the arena
+  virtual void upload(std::byte* to, std::span<const std::byte> from) = 0;
+  virtual void download(std::span<std::byte> to, const std::byte* from) const = 0;
+};
+inline PageArena*& page_arena() {  // null: host memory
+  static PageArena* arena = nullptr;
+  return arena;
+}
+
 // A pool in miniature: pages of one transfer, and its tail pages. Bytes that nobody sends (all of
 // them when there is no seed; unused rows of tail pages always) are 0xCC.
 class Pages {
@@ -75,8 +88,41 @@ class Pages {
     if (tail_rows > 0) {
       tail_.resize(size_t{layout.layers} * layout.tail_layout().page_bytes(), std::byte{0xCC});
     }
-    if (seed == 0) return;
-    uint64_t state = seed;
+    if (seed != 0) fill(seed);
+    if (page_arena() == nullptr) return;
+    for (auto [host, device] :
+         {std::pair(&data_, &device_data_), std::pair(&tail_, &device_tail_)}) {
+      if (host->empty()) continue;
+      *device = page_arena()->allocate(host->size());
+      page_arena()->upload(*device, *host);
+    }
+  }
+  std::span<std::byte> page(uint32_t layer, uint32_t i) {
+    return here(host_page(layer, i), data_, device_data_);
+  }
+  std::span<std::byte> tail(uint32_t layer) { return here(host_tail(layer), tail_, device_tail_); }
+  // The bytes as they were made.
+  std::span<std::byte> host_page(uint32_t layer, uint32_t i) {
+    const size_t bytes = layout_.page_bytes();
+    return std::span(data_).subspan((size_t{layer} * count_ + i) * bytes, bytes);
+  }
+  std::span<std::byte> host_tail(uint32_t layer) {
+    const size_t bytes = layout_.tail_layout().page_bytes();
+    return std::span(tail_).subspan(layer * bytes, bytes);
+  }
+  bool untouched() const {
+    const auto fresh = [](std::byte b) { return b == std::byte{0xCC}; };
+    return std::ranges::all_of(data(), fresh) && std::ranges::all_of(tails(), fresh);
+  }
+  friend bool operator==(const Pages& a, const Pages& b) {
+    return a.data() == b.data() && a.tails() == b.tails();
+  }
+  uint32_t count() const { return count_; }
+  uint32_t tail_rows() const { return tail_rows_; }
+  const kv::KvLayout& layout() const { return layout_; }
+
+ private:
+  void fill(uint64_t state) {
     const auto fill = [&](std::span<std::byte> bytes) {
       for (std::byte& b : bytes) {
         state = state * 6364136223846793005ull + 1442695040888963407ull;
@@ -84,38 +130,35 @@ class Pages {
       }
     };
     fill(data_);
-    const TailRuns runs = tail_runs(layout, tail_rows);
-    for (uint32_t layer = 0; tail_rows > 0 && layer < layout.layers; ++layer) {
+    const TailRuns runs = tail_runs(layout_, tail_rows_);
+    for (uint32_t layer = 0; tail_rows_ > 0 && layer < layout_.layers; ++layer) {
       for (size_t i = 0; i < runs.count; ++i) {
-        fill(this->tail(layer).subspan(i * runs.stride, runs.run_bytes));
+        fill(host_tail(layer).subspan(i * runs.stride, runs.run_bytes));
       }
     }
   }
-  std::span<std::byte> page(uint32_t layer, uint32_t i) {
-    const size_t bytes = layout_.page_bytes();
-    return std::span(data_).subspan((size_t{layer} * count_ + i) * bytes, bytes);
+  std::span<std::byte> here(std::span<std::byte> host, const std::vector<std::byte>& area,
+                            std::byte* device) {
+    if (device == nullptr) return host;
+    return {device + (host.data() - area.data()), host.size()};
   }
-  std::span<std::byte> tail(uint32_t layer) {
-    const size_t bytes = layout_.tail_layout().page_bytes();
-    return std::span(tail_).subspan(layer * bytes, bytes);
+  // The bytes as they are now.
+  std::vector<std::byte> data() const { return now(data_, device_data_); }
+  std::vector<std::byte> tails() const { return now(tail_, device_tail_); }
+  std::vector<std::byte> now(const std::vector<std::byte>& host, const std::byte* device) const {
+    if (device == nullptr) return host;
+    std::vector<std::byte> bytes(host.size());
+    page_arena()->download(bytes, device);
+    return bytes;
   }
-  bool untouched() const {
-    const auto fresh = [](std::byte b) { return b == std::byte{0xCC}; };
-    return std::ranges::all_of(data_, fresh) && std::ranges::all_of(tail_, fresh);
-  }
-  friend bool operator==(const Pages& a, const Pages& b) {
-    return a.data_ == b.data_ && a.tail_ == b.tail_;
-  }
-  uint32_t count() const { return count_; }
-  uint32_t tail_rows() const { return tail_rows_; }
-  const kv::KvLayout& layout() const { return layout_; }
 
- private:
   kv::KvLayout layout_;
   uint32_t count_;
   uint32_t tail_rows_;
   std::vector<std::byte> data_;
   std::vector<std::byte> tail_;
+  std::byte* device_data_ = nullptr;
+  std::byte* device_tail_ = nullptr;
 };
 
 // One end of the wire with what it saw.

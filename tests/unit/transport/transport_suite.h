@@ -81,7 +81,7 @@ class TransportSuite : public ::testing::Test {
   // A data frame as the real sender would build it.
   Frame data_frame(TransferId id, Pages& from, uint32_t layer, uint32_t first, uint32_t count) {
     std::vector<std::span<const std::byte>> pages;
-    for (uint32_t i = first; i < first + count; ++i) pages.push_back(from.page(layer, i));
+    for (uint32_t i = first; i < first + count; ++i) pages.push_back(from.host_page(layer, i));
     return make_data_frame(origin(id, from.layout()), layer, first, pages);
   }
   FrameOrigin origin(TransferId id, const kv::KvLayout& layout = kLayout) {
@@ -98,8 +98,9 @@ TYPED_TEST_SUITE_P(TransportSuite);
 
 TYPED_TEST_P(TransportSuite, EveryFormatArrivesByteForByte) {
   uint64_t number = 1;
-  for (const kv::KvFormat format : {kv::KvFormat::kF32, kv::KvFormat::kBf16, kv::KvFormat::kInt8,
-                                    kv::KvFormat::kK8V4, kv::KvFormat::kInt4, kv::KvFormat::kFp8E4M3}) {
+  for (const kv::KvFormat format :
+       {kv::KvFormat::kF32, kv::KvFormat::kBf16, kv::KvFormat::kInt8, kv::KvFormat::kK8V4,
+        kv::KvFormat::kInt4, kv::KvFormat::kFp8E4M3}) {
     SCOPED_TRACE(to_string(format));
     const kv::KvLayout layout{3, 2, 64, format};
     const TransferId id{number++};

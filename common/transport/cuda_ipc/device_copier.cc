@@ -1,0 +1,210 @@
+#include "common/transport/cuda_ipc/device_copier.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "kernels/cuda/page_copy.h"
+
+namespace tandem::transport {
+namespace {
+
+// 2 MiB of checksums cover 8 GiB of pieces under way.
+constexpr size_t kRing = 256u << 10;
+constexpr size_t kEvents = 64;
+
+}  // namespace
+
+Result<std::unique_ptr<DeviceCopier>> DeviceCopier::create(const Options& options) {
+  const cuda::DeviceScope scope(options.device);
+  auto copier = std::unique_ptr<DeviceCopier>(new DeviceCopier(options));
+  TANDEM_ASSIGN(copier->stream_, cuda::Stream::create(cuda::StreamPriority::kHigh));
+  TANDEM_ASSIGN(copier->sums_, cuda::PinnedBuffer::create(kRing * sizeof(uint64_t)));
+  for (size_t i = 0; i < kEvents; ++i) {
+    TANDEM_ASSIGN(cuda::Event event, cuda::Event::create());
+    copier->spare_events_.push_back(std::move(event));
+  }
+  return copier;
+}
+
+DeviceCopier::~DeviceCopier() {
+  const cuda::DeviceScope scope(options_.device);
+  if (const Status done = stream_.synchronize(); !done) return;  // said by whoever saw it first
+}
+
+PageCopier::Ticket DeviceCopier::add(std::span<const Piece> pieces) {
+  std::lock_guard lock(mutex_);
+  waiting_.push_back({++last_, {pieces.begin(), pieces.end()}});
+  return last_;
+}
+
+void DeviceCopier::flush() {
+  std::lock_guard lock(mutex_);
+  if (waiting_.empty()) return;
+  const cuda::DeviceScope scope(options_.device);
+  flush_locked();
+}
+
+size_t DeviceCopier::sums_of(const Waiting& work) const {
+  size_t sums = 0;
+  for (const Piece& p : work.pieces) sums += cuda::page_copy_items(p.bytes);
+  return sums;
+}
+
+// Everything that waits and fits becomes one batch: one event, and as few launches as it takes.
+void DeviceCopier::flush_locked() {
+  collect(false);
+  if (!status_ || waiting_.empty() || spare_events_.empty()) return;
+  std::vector<Waiting> work;
+  size_t room = kRing - (sums_head_ - sums_tail_);
+  while (!waiting_.empty()) {
+    // Twice: a piece's sums do not cross the ring's end, so some entries may be passed over.
+    const size_t sums = 2 * sums_of(waiting_.front());
+    if (sums > kRing) {
+      return fail_all(
+          fail(ErrorCode::kInternal, "a frame is too large for the copier's checksums"));
+    }
+    if (sums > room) break;  // goes with a later flush
+    room -= sums;
+    work.push_back(std::move(waiting_.front()));
+    waiting_.pop_front();
+  }
+  if (work.empty()) return;
+  Batch batch;
+  batch.sums = sums_head_;
+  batch.done = std::move(spare_events_.back());
+  spare_events_.pop_back();
+  Status launched = copy_long_runs(work);
+  if (launched) launched = launch(work, batch);
+  if (launched) launched = batch.done.record(stream_);
+  if (!launched) return fail_all(std::move(launched));
+  batch.sums = sums_head_ - batch.sums;
+  batches_.push_back(std::move(batch));
+}
+
+// Pieces that lie one behind the other at both ends are one run. Long ones are copied here and only
+// checked by the kernel, at their new place.
+Status DeviceCopier::copy_long_runs(std::vector<Waiting>& work) {
+  std::vector<Piece*> run;
+  size_t bytes = 0;
+  const auto end_run = [&]() -> Status {
+    if (!run.empty() && bytes >= options_.engine_bytes) {
+      TANDEM_CUDA_TRY(cudaMemcpyAsync(run.front()->to, run.front()->from, bytes, cudaMemcpyDefault,
+                                      stream_.get()));
+      carried_.engine += bytes;
+      for (Piece* p : run) *p = {p->to, nullptr, p->bytes};
+    }
+    run.clear();
+    bytes = 0;
+    return {};
+  };
+  for (Waiting& w : work) {
+    for (Piece& p : w.pieces) {
+      if (p.to == nullptr) continue;
+      const bool next =
+          !run.empty() && run.front()->from + bytes == p.from && run.front()->to + bytes == p.to;
+      if (!next) TANDEM_TRY(end_run());
+      run.push_back(&p);
+      bytes += p.bytes;
+    }
+  }
+  return end_run();
+}
+
+// Entries of the ring that do not cross its end.
+size_t DeviceCopier::reserve_sums(uint32_t items) {
+  const size_t left = kRing - sums_head_ % kRing;
+  if (items > left) sums_head_ += left;
+  const size_t at = sums_head_ % kRing;
+  sums_head_ += items;
+  return at;
+}
+
+Status DeviceCopier::launch(std::vector<Waiting>& work, Batch& batch) {
+  cuda::PageCopy task;
+  const auto go = [&]() -> Status {
+    TANDEM_CUDA_TRY(cuda::page_copy(task, options_.blocks, stream_.get()));
+    task.count = 0;
+    return {};
+  };
+  for (const Waiting& w : work) {
+    std::vector<Sums> sums;
+    for (const Piece& p : w.pieces) {
+      const uint32_t items = cuda::page_copy_items(p.bytes);
+      const size_t at = reserve_sums(items);
+      uint64_t* const to = sums_.as<uint64_t>() + at;
+      const bool same = p.bytes == task.bytes && to == task.sums + size_t{task.count} * items;
+      if (task.count > 0 && (!same || task.count == cuda::kMostPageCopyPieces)) TANDEM_TRY(go());
+      if (task.count == 0) {
+        task.bytes = p.bytes;
+        task.sums = to;
+      }
+      task.pieces[task.count++] = {p.from, p.to};
+      if (p.to != nullptr) carried_.kernel += p.bytes;
+      sums.push_back({at, items});
+    }
+    batch.tickets.emplace_back(w.ticket, std::move(sums));
+  }
+  return task.count > 0 ? go() : Status();
+}
+
+void DeviceCopier::collect(bool wait) {
+  while (!batches_.empty() && status_) {
+    Batch& batch = batches_.front();
+    if (wait) {
+      if (Status done = batch.done.synchronize(); !done) return fail_all(std::move(done));
+    } else {
+      const Result<bool> done = batch.done.done();
+      if (!done) return fail_all(fail(done.error()));
+      if (!*done) return;
+    }
+    for (const auto& [ticket, pieces] : batch.tickets) {
+      std::vector<uint64_t>& result = results_[ticket];
+      for (const Sums& piece : pieces) {
+        const uint64_t* const parts = sums_.as<uint64_t>() + piece.at;
+        result.push_back(std::accumulate(parts, parts + piece.items, uint64_t{0}));
+      }
+    }
+    sums_tail_ += batch.sums;
+    spare_events_.push_back(std::move(batch.done));
+    batches_.pop_front();
+  }
+}
+
+void DeviceCopier::fail_all(Status status) {
+  status_ = std::move(status);
+  waiting_.clear();
+  batches_.clear();
+}
+
+Result<std::optional<std::vector<uint64_t>>> DeviceCopier::taken(Ticket ticket) {
+  std::lock_guard lock(mutex_);
+  collect(false);
+  if (!status_) return fail(status_.error());
+  const auto it = results_.find(ticket);
+  if (it == results_.end()) return std::nullopt;
+  std::optional<std::vector<uint64_t>> sums = std::move(it->second);
+  results_.erase(it);
+  return sums;
+}
+
+bool DeviceCopier::busy() const {
+  std::lock_guard lock(mutex_);
+  return !waiting_.empty() || !batches_.empty();
+}
+
+void DeviceCopier::drain() {
+  std::lock_guard lock(mutex_);
+  const cuda::DeviceScope scope(options_.device);
+  while (status_ && (!waiting_.empty() || !batches_.empty())) {
+    flush_locked();
+    collect(true);
+  }
+}
+
+DeviceCopier::Carried DeviceCopier::carried() const {
+  std::lock_guard lock(mutex_);
+  return carried_;
+}
+
+}  // namespace tandem::transport

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "common/cuda/memory.h"
+#include "common/cuda/stream.h"
+#include "common/transport/direct/page_copier.h"
+
+namespace tandem::transport {
+
+// A PageCopier on a stream of its own of one GPU. Pieces lie in memory that this GPU can reach:
+// its own, pinned host memory, or a peer's, mapped.
+//
+// Long runs go to the copy engine and are checked where they landed; scattered pages are copied and
+// checked in one pass by a few multiprocessors, since starting the copy engine for each page costs
+// more than copying it.
+class DeviceCopier final : public PageCopier {
+ public:
+  struct Options {
+    int device = 0;
+    // Multiprocessors that a copy may use beside whatever computes.
+    uint32_t blocks = 24;
+    // Runs at least this long take the copy engine.
+    size_t engine_bytes = 4u << 20;
+  };
+  [[nodiscard]] static Result<std::unique_ptr<DeviceCopier>> create(const Options& options);
+  ~DeviceCopier() override;
+
+  [[nodiscard]] Ticket add(std::span<const Piece> pieces) override;
+  void flush() override;
+  [[nodiscard]] Result<std::optional<std::vector<uint64_t>>> taken(Ticket ticket) override;
+  [[nodiscard]] bool busy() const override;
+  void drain() override;
+
+  [[nodiscard]] const cuda::Stream& stream() const { return stream_; }
+  [[nodiscard]] int device() const { return options_.device; }
+  // How many bytes each way has carried since start.
+  struct Carried {
+    uint64_t engine = 0;
+    uint64_t kernel = 0;
+  };
+  [[nodiscard]] Carried carried() const;
+
+ private:
+  struct Waiting {
+    Ticket ticket;
+    std::vector<Piece> pieces;
+  };
+  // Where the parts of a piece's checksum will be in the ring.
+  struct Sums {
+    size_t at = 0;
+    uint32_t items = 0;
+  };
+  struct Batch {
+    cuda::Event done;
+    std::vector<std::pair<Ticket, std::vector<Sums>>> tickets;
+    size_t sums = 0;  // of the ring
+  };
+
+  explicit DeviceCopier(const Options& options) : options_(options) {}
+  // Under the mutex, with the device current.
+  void flush_locked();
+  [[nodiscard]] Status launch(std::vector<Waiting>& work, Batch& batch);
+  [[nodiscard]] Status copy_long_runs(std::vector<Waiting>& work);
+  [[nodiscard]] size_t reserve_sums(uint32_t items);
+  void collect(bool wait);
+  void fail_all(Status status);
+  [[nodiscard]] size_t sums_of(const Waiting& work) const;
+
+  const Options options_;
+  mutable std::mutex mutex_;
+  cuda::Stream stream_;
+  cuda::PinnedBuffer sums_;  // a ring: kernels write, the host adds up
+  size_t sums_head_ = 0;     // next free entry, counted without end
+  size_t sums_tail_ = 0;     // oldest entry in use
+  std::deque<Waiting> waiting_;
+  std::deque<Batch> batches_;
+  std::vector<cuda::Event> spare_events_;
+  std::unordered_map<Ticket, std::vector<uint64_t>> results_;
+  Ticket last_ = 0;
+  Status status_;  // an error is final
+  Carried carried_;
+};
+
+}  // namespace tandem::transport

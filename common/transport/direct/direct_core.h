@@ -1,0 +1,28 @@
+#pragma once
+
+#include "common/transport/direct/fabric.h"
+#include "common/transport/direct/wire_format.h"
+#include "common/transport/receive_table.h"
+#include "common/transport/send_table.h"
+
+namespace tandem::transport {
+
+// What the two ends of a direct transport's connections share. Transport thread only.
+struct DirectCore {
+  Generation self;
+  const Clock& clock;
+  AtomicCounters& counters;
+  ReceiveTable& receives;
+  SendTable& sends;
+  Fabric& fabric;
+};
+
+// Splits a kFrame body; counts and drops what is no frame.
+struct FrameView {
+  proto::KvFrameHeader header;
+  std::span<const std::byte> payload;
+};
+[[nodiscard]] std::optional<FrameView> parse_frame(std::string_view body, AtomicCounters& counters);
+[[nodiscard]] std::string frame_message(const Frame& frame);
+
+}  // namespace tandem::transport

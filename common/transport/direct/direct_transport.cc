@@ -1,0 +1,490 @@
+#include "common/transport/direct/direct_transport.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <future>
+#include <list>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+
+#include "common/transport/direct/inbound.h"
+#include "common/transport/direct/outbound.h"
+
+namespace tandem::transport {
+namespace {
+
+using proto::KvFrameKind;
+
+constexpr Duration kTick = std::chrono::milliseconds(10);
+constexpr Duration kIdleNap = std::chrono::milliseconds(250);
+// Device work tells nobody that it is done: the thread looks for it, at first without a pause.
+constexpr Duration kSpin = std::chrono::microseconds(200);
+constexpr Duration kBusyNap = std::chrono::microseconds(20);
+constexpr size_t kMaxPeers = 256;
+// A stranger that connects and says nothing is let go after this.
+constexpr Duration kGreetingTime = std::chrono::seconds(5);
+constexpr Duration kGoodbye = std::chrono::milliseconds(200);
+
+// Names this boot of this kernel and the network namespace, within which abstract sockets reach.
+uint64_t socket_reach() {
+  std::string text;
+  std::ifstream boot("/proc/sys/kernel/random/boot_id");
+  std::getline(boot, text);
+  struct stat net {};
+  if (stat("/proc/self/ns/net", &net) == 0) text += ' ' + std::to_string(net.st_ino);
+  return XXH3_64bits(text.data(), text.size());
+}
+
+struct Connect {
+  TransferId id;
+};
+struct End {  // cancel_send, or a post that failed
+  TransferId id;
+  Error error;
+  KvFrameKind kind;
+};
+struct Fence {
+  Generation sender;
+};
+using Command = std::variant<Connect, DirectPost, End, Fence>;
+
+class DirectTransport final : public Transport {
+ public:
+  DirectTransport(std::unique_ptr<Fabric> fabric, const TransportDeps& deps,
+                  std::function<void(const std::string&)> on_warning)
+      : fabric_(std::move(fabric)),
+        on_warning_(std::move(on_warning)),
+        clock_(deps.clock),
+        limits_(deps.limits),
+        receives_(deps, counters_),
+        sends_(deps, counters_),
+        core_{deps.self, deps.clock, counters_, receives_, sends_, *fabric_} {
+    receives_.set_barrier([this] { fabric_->copier().drain(); });
+  }
+  ~DirectTransport() override {
+    thread_.request_stop();
+    wake();
+    if (thread_.joinable()) thread_.join();
+  }
+  Status start();
+
+  std::string_view name() const override { return fabric_->name(); }
+  std::string detail() const override {
+    std::lock_guard lock(mutex_);
+    return std::string(fabric_->name()) + " " + fabric_->version() + ": " + detail_;
+  }
+  std::string address() const override { return address_; }
+  TransportCounters counters() const override { return counters_.snapshot(); }
+
+  Status open_receive(ReceivePlan plan) override {
+    TANDEM_TRY(receives_.open(std::move(plan)));
+    wake();  // its deadline is to be swept from now on
+    return {};
+  }
+  void close_receive(TransferId id) override { receives_.close(id); }
+  void fence(Generation sender) override {
+    receives_.shut_out(sender);
+    push(Fence{sender});
+  }
+  Status open_send(const SendSpec& spec) override;
+  Status post_pages(TransferId id, uint32_t layer, uint32_t first_page,
+                    std::span<const std::span<const std::byte>> pages) override {
+    if (pages.empty()) return {};
+    TANDEM_TRY(checked(id, sends_.post_pages(id, layer, first_page, pages)));
+    return for_each_frame(
+        first_page, pages,
+        [&](uint32_t first, auto part) {
+          return post({id, KvFrameKind::kData, layer, first, {part.begin(), part.end()}, {}});
+        },
+        fabric_->frame_bytes());
+  }
+  Status post_tail(TransferId id, uint32_t layer, std::span<const std::byte> page) override {
+    TANDEM_TRY(checked(id, sends_.post_tail(id, layer, page)));
+    return post({id, KvFrameKind::kTail, layer, 0, {page}, {}});
+  }
+  Status post_commit(TransferId id, std::string commit) override {
+    TANDEM_TRY(checked(id, sends_.post_commit(id, commit.size())));
+    return post({id, KvFrameKind::kCommit, 0, 0, {}, std::move(commit)});
+  }
+  void cancel_send(TransferId id, std::string reason) override {
+    push(End{id, make_error(ErrorCode::kCancelled, std::move(reason)), KvFrameKind::kCancel});
+  }
+
+ private:
+  // ---- any thread ----
+  void wake() const {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t n = write(wake_fd_.get(), &one, sizeof(one));
+  }
+  void push(Command command) {
+    {
+      std::lock_guard lock(mutex_);
+      inbox_.push_back(std::move(command));
+    }
+    wake();
+  }
+  Status checked(TransferId id, Status status) {
+    if (!status) push(End{id, status.error(), KvFrameKind::kError});
+    return status;
+  }
+  Status post(DirectPost work) {
+    const TransferId id = work.id;
+    {
+      std::lock_guard lock(mutex_);
+      if (queued_posts_ < limits_.max_queued_frames) {
+        ++queued_posts_;
+        inbox_.emplace_back(std::move(work));
+        wake();
+        return {};
+      }
+    }
+    return checked(id,
+                   fail(ErrorCode::kQueueFull, "all " + std::to_string(limits_.max_queued_frames) +
+                                                   " places of the send queue are taken"));
+  }
+
+  // ---- the transport's thread ----
+  void run(const std::stop_token& stop, std::promise<Status>& started);
+  Status set_up();
+  void loop(const std::stop_token& stop);
+  bool drain_inbox();
+  bool advance();
+  void handle(Connect&& c);
+  void handle(DirectPost&& p);
+  void handle(End&& e) {
+    if (const auto route = sends_.end(e.id, e.error)) tell(*route, e.kind, e.error);
+  }
+  void handle(Fence&& f) { receives_.fence(f.sender); }
+  void tell(const SendTable::Route& route, KvFrameKind kind, const Error& error);
+  void forget_posts(size_t count) {
+    std::lock_guard lock(mutex_);
+    queued_posts_ -= count;
+  }
+  void lose(const std::string& address, const Error& why);
+  void lose(std::list<Inbound>::iterator peer, const Error& why);
+  bool make_room_for_peer();
+  void accept_connections();
+  void wait_for_sockets(Duration limit);
+  void name_links();
+  void sweep(TimePoint now);
+  [[nodiscard]] bool busy() const;
+
+  const std::unique_ptr<Fabric> fabric_;
+  const std::function<void(const std::string&)> on_warning_;
+  const Clock& clock_;
+  const TransportLimits limits_;
+  AtomicCounters counters_;
+  ReceiveTable receives_;
+  SendTable sends_;
+  DirectCore core_;
+  Fd wake_fd_;
+  std::string address_;  // set before start() returns
+  uint64_t host_ = 0;
+
+  mutable std::mutex mutex_;
+  std::deque<Command> inbox_;  // posts bounded by max_queued_frames, the rest by transfers
+  size_t queued_posts_ = 0;    // in inbox_ and in every peer's queue
+  std::string detail_ = "not connected yet";
+
+  // The thread's own.
+  Listener listener_;
+  std::unordered_map<std::string, std::unique_ptr<Outbound>> peers_;  // by Transport address
+  std::list<Inbound> guests_;
+  std::set<std::string> links_;
+  uint64_t uses_ = 0;
+
+  std::jthread thread_;  // last: joined before anything above goes
+};
+
+Status DirectTransport::start() {
+  wake_fd_ = Fd(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (!wake_fd_) {
+    return fail(ErrorCode::kIo,
+                "cannot create an event descriptor: " + std::string(strerror(errno)));
+  }
+  std::promise<Status> started;
+  std::future<Status> result = started.get_future();
+  thread_ = std::jthread([this, &started](const std::stop_token& stop) { run(stop, started); });
+  return result.get();
+}
+
+void DirectTransport::run(const std::stop_token& stop, std::promise<Status>& started) {
+  Status status = set_up();
+  const bool good = status.has_value();
+  started.set_value(std::move(status));
+  if (good) loop(stop);
+  peers_.clear();
+  guests_.clear();
+}
+
+Status DirectTransport::set_up() {
+  TANDEM_TRY(fabric_->start());
+  TANDEM_ASSIGN(listener_, Listener::open());
+  host_ = socket_reach();
+  address_ = encode_direct_address({host_, std::string(fabric_->name()), listener_.name()});
+  return {};
+}
+
+Status DirectTransport::open_send(const SendSpec& spec) {
+  TANDEM_ASSIGN(const DirectAddress to, parse_direct_address(spec.address));
+  if (to.fabric != fabric_->name()) {
+    return fail(ErrorCode::kMismatch, "the receiver's KV transport is " + to.fabric +
+                                          ", this process's is " + std::string(fabric_->name()));
+  }
+  if (to.host != host_) {
+    return fail(ErrorCode::kUnsupported,
+                std::string(fabric_->name()) +
+                    " joins processes of one host and network namespace only, and the receiver is "
+                    "on another; set transport.kind to ucx on both");
+  }
+  TANDEM_TRY(sends_.open(spec));
+  push(Connect{spec.id});
+  return {};
+}
+
+void DirectTransport::loop(const std::stop_token& stop) {
+  TimePoint last_event = clock_.now();
+  TimePoint next_sweep = last_event;
+  while (!stop.stop_requested()) {
+    bool any = drain_inbox();
+    any = advance() || any;
+    const TimePoint now = clock_.now();
+    if (now >= next_sweep) {
+      sweep(now);
+      next_sweep = now + kTick;
+    }
+    if (any) last_event = now;
+    if (busy()) {
+      wait_for_sockets(now - last_event < kSpin ? Duration::zero() : kBusyNap);
+    } else if (!any) {
+      wait_for_sockets(sends_.open_count() + receives_.open_count() > 0 ? kTick : kIdleNap);
+    } else {
+      wait_for_sockets(Duration::zero());
+    }
+  }
+  // Answers and cancels that are under way still go out.
+  drain_inbox();
+  const TimePoint give_up = clock_.now() + kGoodbye;
+  const auto unsent = [&] {
+    return std::ranges::any_of(
+               peers_, [](const auto& p) { return p.second->connection().wants_write(); }) ||
+           std::ranges::any_of(guests_, [](Inbound& g) { return g.connection().wants_write(); });
+  };
+  while (unsent() && clock_.now() < give_up) wait_for_sockets(std::chrono::milliseconds(1));
+}
+
+bool DirectTransport::drain_inbox() {
+  std::deque<Command> work;
+  {
+    std::lock_guard lock(mutex_);
+    work.swap(inbox_);
+  }
+  for (Command& command : work) {
+    std::visit([this](auto&& c) { handle(std::move(c)); }, std::move(command));
+  }
+  return !work.empty();
+}
+
+bool DirectTransport::busy() const {
+  return fabric_->copier().busy() ||
+         std::ranges::any_of(peers_, [](const auto& p) { return p.second->busy(); }) ||
+         std::ranges::any_of(guests_, [](const Inbound& g) { return g.busy(); });
+}
+
+// One round over all peers, then everything that they gave the copier is set going together.
+bool DirectTransport::advance() {
+  bool any = false;
+  std::vector<std::pair<std::string, Error>> lost;
+  for (auto& [address, peer] : peers_) {
+    const Status status = peer->advance(any);
+    forget_posts(peer->take_started());
+    if (!status) lost.emplace_back(address, status.error());
+  }
+  for (const auto& [address, why] : lost) lose(address, why);
+  for (auto guest = guests_.begin(); guest != guests_.end();) {
+    const auto here = guest++;
+    if (const Status status = here->advance(any); !status) lose(here, status.error());
+  }
+  fabric_->copier().flush();
+  if (any) name_links();
+  return any;
+}
+
+void DirectTransport::handle(Connect&& c) {
+  const auto route = sends_.route(c.id);
+  if (!route) return;
+  auto& peer = peers_[route->address];
+  if (peer == nullptr) {
+    if (peers_.size() > kMaxPeers && !make_room_for_peer()) {
+      peers_.erase(route->address);
+      (void)sends_.end(c.id, make_error(ErrorCode::kResourceExhausted,
+                                        "all " + std::to_string(kMaxPeers) + " peers are in use"));
+      return;
+    }
+    auto opened = Outbound::open(core_, route->address);
+    if (!opened) {
+      peers_.erase(route->address);
+      (void)sends_.end(c.id, std::move(opened).error());
+      return;
+    }
+    peers_[route->address] = std::move(*opened);
+  }
+  peers_[route->address]->last_used = ++uses_;
+}
+
+void DirectTransport::handle(DirectPost&& post) {
+  const auto route = sends_.route(post.id);
+  const auto peer = route ? peers_.find(route->address) : peers_.end();
+  if (peer == peers_.end()) return forget_posts(1);
+  peer->second->post(std::move(post));
+}
+
+void DirectTransport::tell(const SendTable::Route& route, KvFrameKind kind, const Error& error) {
+  const auto peer = peers_.find(route.address);
+  if (peer == peers_.end()) return;
+  if (const Status told = peer->second->tell(route, kind, error); !told) {
+    lose(std::string(route.address), told.error());
+  }
+}
+
+void DirectTransport::lose(const std::string& address, const Error& why) {
+  const auto it = peers_.find(address);
+  if (it == peers_.end()) return;
+  forget_posts(it->second->pending() + it->second->take_started());
+  peers_.erase(it);
+  sends_.end_all(address, std::nullopt, why);
+}
+
+void DirectTransport::lose(std::list<Inbound>::iterator guest, const Error& why) {
+  const auto sender = guest->sender();
+  (void)guest->connection().flush();
+  guests_.erase(guest);
+  if (why.code == ErrorCode::kCorruptData && on_warning_) {
+    on_warning_("hung up on a sender of KV: " + why.detail);
+  }
+  if (sender) receives_.sender_lost(*sender, why);
+}
+
+bool DirectTransport::make_room_for_peer() {
+  auto oldest = peers_.end();
+  for (auto it = peers_.begin(); it != peers_.end(); ++it) {
+    if (it->second == nullptr || !it->second->idle() || sends_.uses(it->first)) continue;
+    if (oldest == peers_.end() || it->second->last_used < oldest->second->last_used) oldest = it;
+  }
+  if (oldest == peers_.end()) return false;
+  peers_.erase(oldest);
+  return true;
+}
+
+void DirectTransport::accept_connections() {
+  size_t refused = 0;
+  while (true) {
+    Fd fd = listener_.accept(refused);
+    if (!fd) break;
+    if (guests_.size() < kMaxPeers) guests_.emplace_back(core_, Connection(std::move(fd)));
+  }
+  if (refused > 0 && on_warning_) {
+    on_warning_("turned away processes of another user from the KV socket: " +
+                std::to_string(refused));
+  }
+}
+
+void DirectTransport::wait_for_sockets(Duration limit) {
+  std::vector<pollfd> fds{{wake_fd_.get(), POLLIN, 0}, {listener_.fd(), POLLIN, 0}};
+  std::vector<std::string> addresses;
+  std::vector<std::list<Inbound>::iterator> guests;
+  const auto events_of = [](Connection& connection, bool read) {
+    return static_cast<short>((read ? POLLIN : 0) | (connection.wants_write() ? POLLOUT : 0));
+  };
+  for (auto& [address, peer] : peers_) {
+    fds.push_back({peer->connection().fd(), events_of(peer->connection(), true), 0});
+    addresses.push_back(address);
+  }
+  for (auto guest = guests_.begin(); guest != guests_.end(); ++guest) {
+    Connection& connection = guest->connection();
+    fds.push_back({connection.fd(), events_of(connection, !guest->full()), 0});
+    guests.push_back(guest);
+  }
+  timespec timeout{};
+  timeout.tv_nsec = static_cast<long>(limit.count());  // always under a second
+  if (ppoll(fds.data(), fds.size(), &timeout, nullptr) <= 0) return;
+  if ((fds[0].revents & POLLIN) != 0) {
+    uint64_t count = 0;
+    [[maybe_unused]] const ssize_t got = read(wake_fd_.get(), &count, sizeof(count));
+  }
+  constexpr short kReadable = POLLIN | POLLHUP | POLLERR;
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    const short events = fds[2 + i].revents;
+    const auto it = peers_.find(addresses[i]);
+    if (events == 0 || it == peers_.end()) continue;
+    Status status;
+    if ((events & POLLOUT) != 0) status = it->second->connection().flush();
+    if (status && (events & kReadable) != 0) status = it->second->read();
+    if (!status) lose(addresses[i], status.error());
+  }
+  for (size_t i = 0; i < guests.size(); ++i) {
+    const short events = fds[2 + addresses.size() + i].revents;
+    if (events == 0) continue;
+    Status status;
+    if ((events & POLLOUT) != 0) status = guests[i]->connection().flush();
+    if (status && (events & kReadable) != 0) status = guests[i]->read();
+    if (!status) lose(guests[i], status.error());
+  }
+  if ((fds[1].revents & POLLIN) != 0) accept_connections();
+}
+
+// A transfer to itself (a self-test) says nothing about other processes.
+void DirectTransport::name_links() {
+  std::set<std::string> links;
+  for (const auto& [address, peer] : peers_) {
+    if (address != address_) links.insert(peer->detail());
+  }
+  for (const Inbound& guest : guests_) {
+    if (guest.sender() != core_.self) links.insert(guest.detail());
+  }
+  links.erase("");
+  if (links.empty() || std::ranges::includes(links_, links)) return;
+  links_.merge(links);
+  std::string text;
+  for (const std::string& link : links_) text += (text.empty() ? "" : ", ") + link;
+  std::lock_guard lock(mutex_);
+  detail_ = std::move(text);
+}
+
+void DirectTransport::sweep(TimePoint now) {
+  receives_.sweep(now);
+  for (const SendTable::Route& route : sends_.sweep(now)) {
+    tell(route, KvFrameKind::kError,
+         make_error(ErrorCode::kDeadlineExceeded, "the sender's deadline passed"));
+  }
+  for (auto guest = guests_.begin(); guest != guests_.end();) {
+    const auto here = guest++;
+    if (here->sender() || now - here->since() < kGreetingTime) continue;
+    lose(here, make_error(ErrorCode::kTransport, "it never said who it is"));
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Transport>> create_direct_transport(
+    std::unique_ptr<Fabric> fabric, const TransportDeps& deps,
+    std::function<void(const std::string&)> on_warning) {
+  auto transport =
+      std::make_unique<DirectTransport>(std::move(fabric), deps, std::move(on_warning));
+  TANDEM_TRY(transport->start());
+  return transport;
+}
+
+}  // namespace tandem::transport

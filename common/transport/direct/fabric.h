@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "common/base/result.h"
+#include "common/transport/direct/page_copier.h"
+
+namespace tandem::transport {
+
+// How the pages of an offer come within reach of the receiver's copier: what cuda_ipc and nccl
+// differ in. Transport thread only, except where it says otherwise.
+//
+//   sender    stage() -> copier checks (and gathers) the pieces -> the offer goes out with note
+//   receiver  accept(note) -> "go", where the fabric wants one -> arrived() -> the copier copies
+//             into the pages -> release()
+//   sender    on "go": launch()
+class Link {
+ public:
+  virtual ~Link() = default;
+
+  [[nodiscard]] virtual std::string detail() const = 0;  // "peer GPU, NVLink"
+  // False until offers can be made over it (a communicator is being built). An error: never.
+  [[nodiscard]] virtual Result<bool> ready() = 0;
+  // Work is under way that ready(), stage() or arrived() should soon be asked about.
+  [[nodiscard]] virtual bool busy() const = 0;
+
+  // ---- sender ----
+  struct Staged {
+    uint64_t slot = 0;
+    std::string note;  // travels with the offer
+  };
+  // Pieces lie in this process's pool. Sets their `to` when they must be gathered before they can
+  // be sent. Empty: no room now; ask again when something was released.
+  [[nodiscard]] virtual Result<std::optional<Staged>> stage(std::span<Piece> pieces) = 0;
+  // The receiver is ready for this slot: the bytes may go.
+  [[nodiscard]] virtual Status launch(uint64_t slot) = 0;
+  // A staged slot that will not be offered.
+  virtual void abandon(uint64_t slot) = 0;
+
+  // ---- receiver ----
+  // Sets the pieces' `from` by a peer's note, which is checked: kCorruptData when it makes no
+  // sense. `bytes` of the pieces is set. Also called for frames that are not wanted, where a go is
+  // owed.
+  [[nodiscard]] virtual Result<uint64_t> accept(std::string_view note, std::span<Piece> pieces) = 0;
+  [[nodiscard]] virtual bool needs_go() const = 0;
+  // Whether the pieces' `from` holds the bytes. Arrivals come in the order of accept().
+  [[nodiscard]] virtual Result<bool> arrived(uint64_t arrival) = 0;
+  virtual void release(uint64_t arrival) = 0;
+};
+
+class Fabric {
+ public:
+  virtual ~Fabric() = default;
+  [[nodiscard]] virtual std::string_view name() const = 0;  // "cuda_ipc"; any thread
+  [[nodiscard]] virtual std::string version() const = 0;    // "13.0"; any thread
+  [[nodiscard]] virtual PageCopier& copier() = 0;           // any thread
+  [[nodiscard]] virtual size_t frame_bytes() const = 0;     // frames aim at this much; any thread
+  // Called first on the transport's thread.
+  [[nodiscard]] virtual Status start() = 0;
+  // What a peer must know to open a link; at most 16 KiB. A sender's may differ for every link.
+  [[nodiscard]] virtual Result<std::string> hello(bool sender) = 0;
+  // `own` is the hello() that this side sent, `peer` what the other said. An error is a mismatch in
+  // plain words.
+  [[nodiscard]] virtual Result<std::unique_ptr<Link>> open(bool sender, const std::string& own,
+                                                           const std::string& peer) = 0;
+};
+
+}  // namespace tandem::transport

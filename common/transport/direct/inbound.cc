@@ -1,0 +1,199 @@
+#include "common/transport/direct/inbound.h"
+
+#include <utility>
+
+namespace tandem::transport {
+namespace {
+
+using proto::KvFrameKind;
+
+}  // namespace
+
+Inbound::~Inbound() {
+  if (begun_ == 0) return;
+  core_.fabric.copier().drain();
+  for (size_t i = 0; i < begun_; ++i) {
+    if (arrivals_[i].copying) (void)core_.fabric.copier().taken(arrivals_[i].ticket);
+  }
+}
+
+Status Inbound::read() {
+  Status received = connection_.receive();
+  TANDEM_TRY(handle_input());
+  return received;  // last, so that what a peer said before it left is heard
+}
+
+Status Inbound::handle_input() {
+  while (!full()) {
+    TANDEM_ASSIGN(const ParsedMessage parsed, parse_message(connection_.input()));
+    if (parsed.taken == 0) break;
+    Status handled = on_message(parsed.message);
+    connection_.consume(parsed.taken);
+    TANDEM_TRY(std::move(handled));
+  }
+  return {};
+}
+
+Status Inbound::on_message(const MessageView& message) {
+  switch (message.kind) {
+    case MessageKind::kHello: {
+      Status greeted = on_hello(message.body);
+      if (!greeted) {
+        const Error& why = greeted.error();
+        (void)connection_.send(
+            encode_message(MessageKind::kRefused, proto::encode_kv_reason(why.code, why.detail)));
+      }
+      return greeted;
+    }
+    case MessageKind::kFrame: {
+      if (link_ == nullptr) return fail(ErrorCode::kCorruptData, "a frame before the hello");
+      const auto frame = parse_frame(message.body, core_.counters);
+      return frame ? on_frame(*frame) : Status();
+    }
+    case MessageKind::kGo:
+    case MessageKind::kRefused:
+      break;
+  }
+  return fail(ErrorCode::kCorruptData, "a sender has nothing to permit");
+}
+
+Status Inbound::on_hello(std::string_view body) {
+  TANDEM_ASSIGN(const Hello hello, parse_hello(body));
+  if (link_ != nullptr) return fail(ErrorCode::kCorruptData, "the peer greets twice");
+  if (hello.fabric != core_.fabric.name()) {
+    return fail(ErrorCode::kMismatch, "the sender's KV transport is " + hello.fabric +
+                                          ", the receiver's is " +
+                                          std::string(core_.fabric.name()));
+  }
+  sender_ = hello.generation;
+  TANDEM_ASSIGN(const std::string own, core_.fabric.hello(false));
+  TANDEM_ASSIGN(link_, core_.fabric.open(false, own, hello.details));
+  return connection_.send(encode_message(
+      MessageKind::kHello, encode_hello({core_.self, std::string(core_.fabric.name()), own})));
+}
+
+Status Inbound::answer(const std::optional<Answer>& answer) {
+  if (!answer) return {};
+  const Frame frame = answer->frame();
+  core_.counters.count_sent(frame.wire_bytes());
+  return connection_.send(frame_message(frame));
+}
+
+Status Inbound::on_frame(const FrameView& frame) {
+  switch (frame.header.kind) {
+    case KvFrameKind::kData:
+    case KvFrameKind::kTail:
+      return on_offer(frame);
+    case KvFrameKind::kCommit:
+    case KvFrameKind::kCancel:
+    case KvFrameKind::kError:
+      return answer(core_.receives.deliver(frame.header, frame.payload));
+    case KvFrameKind::kAck:
+    case KvFrameKind::kReject:
+      core_.sends.deliver(frame.header, frame.payload);
+      return {};
+  }
+  return {};
+}
+
+Status Inbound::on_offer(const FrameView& frame) {
+  const ReceiveTable::Admission admission = core_.receives.admit(frame.header);
+  if (!admission.wanted) {
+    TANDEM_TRY(answer(admission.answer));
+    if (!link_->needs_go()) return {};
+    // Its bytes wait for a go all the same. What is no offer has no bytes that wait.
+    Status drained = accept(frame, false);
+    return drained || drained.error().code != ErrorCode::kCorruptData ? drained : Status();
+  }
+  if (proto::kv_payload_checksum(frame.header.transfer, frame.payload) !=
+      frame.header.payload_checksum) {
+    return answer(core_.receives.break_off(
+        frame.header, make_error(ErrorCode::kCorruptData, "an offer does not match its checksum")));
+  }
+  Status accepted = accept(frame, true);
+  if (accepted || accepted.error().code != ErrorCode::kCorruptData) return accepted;
+  return answer(core_.receives.break_off(frame.header, accepted.error()));
+}
+
+Status Inbound::accept(const FrameView& frame, bool wanted) {
+  TANDEM_ASSIGN(Offer offer, parse_offer(frame.payload));
+  const size_t count = offer.checksums.size();
+  if (frame.header.payload_bytes % count != 0 || frame.header.payload_bytes / count % 4 != 0) {
+    return fail(ErrorCode::kCorruptData, "an offer's pieces do not make up its frame");
+  }
+  Arrival arrival{.header = frame.header,
+                  .pieces = {},
+                  .checksums = std::move(offer.checksums),
+                  .wanted = wanted};
+  arrival.pieces.resize(count, {nullptr, nullptr, frame.header.payload_bytes / count});
+  TANDEM_ASSIGN(arrival.id, link_->accept(offer.note, arrival.pieces));
+  arrivals_.push_back(std::move(arrival));
+  if (!link_->needs_go()) return {};
+  // The note of such a fabric begins with the sender's slot.
+  TANDEM_ASSIGN(const uint64_t slot, parse_go(std::string_view(offer.note).substr(0, 8)));
+  return connection_.send(encode_message(MessageKind::kGo, encode_go(slot)));
+}
+
+Status Inbound::advance(bool& any) {
+  if (link_ == nullptr) return {};
+  TANDEM_ASSIGN(const bool ready, link_->ready());
+  if (!ready) return {};
+  TANDEM_TRY(begin_arrived(any));
+  const bool was_full = full();
+  TANDEM_TRY(finish_copied(any));
+  return was_full ? handle_input() : Status();  // what was read and had to wait
+}
+
+// Arrivals whose bytes are within reach are given their destinations and to the copier.
+Status Inbound::begin_arrived(bool& any) {
+  for (; begun_ < arrivals_.size(); ++begun_) {
+    Arrival& a = arrivals_[begun_];
+    TANDEM_ASSIGN(const bool arrived, link_->arrived(a.id));
+    if (!arrived) return {};
+    any = true;
+    if (!a.wanted) continue;
+    const auto begun = core_.receives.begin(a.header, [&](auto to) {
+      a.misfit = to.size() != a.pieces.size();
+      for (size_t i = 0; i < to.size() && !a.misfit; ++i) {
+        a.misfit = to[i].size() != a.pieces[i].bytes;
+        a.pieces[i].to = to[i].data();
+      }
+      if (a.misfit) return;
+      a.ticket = core_.fabric.copier().add(a.pieces);
+      a.copying = true;
+    });
+    a.wanted = begun.started;
+    TANDEM_TRY(answer(begun.answer));
+  }
+  return {};
+}
+
+Status Inbound::finish_copied(bool& any) {
+  while (begun_ > 0) {
+    Arrival& a = arrivals_.front();
+    Status outcome;
+    if (a.copying) {
+      TANDEM_ASSIGN(const auto sums, core_.fabric.copier().taken(a.ticket));
+      if (!sums) return {};
+      a.copying = false;
+      if (*sums != a.checksums) {
+        outcome = fail(ErrorCode::kCorruptData, "pages do not match the checksums of their offer");
+      }
+    } else if (a.misfit) {
+      outcome = fail(ErrorCode::kCorruptData, "an offer's pieces are not those of its frame");
+    }
+    any = true;
+    const Arrival done = std::move(a);
+    arrivals_.pop_front();
+    --begun_;
+    link_->release(done.id);
+    if (!done.wanted) continue;
+    if (outcome) {
+      core_.counters.bytes_received.fetch_add(done.header.payload_bytes, std::memory_order_relaxed);
+    }
+    TANDEM_TRY(answer(core_.receives.finish(done.header, std::move(outcome))));
+  }
+  return {};
+}
+
+}  // namespace tandem::transport

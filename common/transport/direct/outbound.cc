@@ -1,0 +1,199 @@
+#include "common/transport/direct/outbound.h"
+
+#include <utility>
+
+namespace tandem::transport {
+namespace {
+
+using proto::KvFrameKind;
+
+// Enough to keep copies going while offers and answers are under way; what is staged of a transfer
+// that ends meanwhile was checked for nothing.
+constexpr size_t kMostStaged = 64;
+
+// Pages, or a tail's runs.
+std::vector<Piece> pieces_of(const DirectPost& post, const SendTable::Route& route) {
+  std::vector<Piece> pieces;
+  if (post.kind == KvFrameKind::kData) {
+    for (const auto& page : post.pages) pieces.push_back({page.data(), nullptr, page.size()});
+    return pieces;
+  }
+  const std::span<const std::byte> page = post.pages.front();
+  for (size_t i = 0; i < route.tail.count; ++i) {
+    pieces.push_back({page.data() + i * route.tail.stride, nullptr, route.tail.run_bytes});
+  }
+  return pieces;
+}
+
+}  // namespace
+
+std::optional<FrameView> parse_frame(std::string_view body, AtomicCounters& counters) {
+  counters.count_received(body.size());
+  const auto bytes = std::as_bytes(std::span(body));
+  const size_t head = std::min(bytes.size(), proto::kKvHeaderBytes);
+  auto header = proto::parse_kv_header(bytes.first(head));
+  if (header) return FrameView{*header, bytes.subspan(head)};
+  const bool checksum = header.error().code == ErrorCode::kCorruptData;
+  (checksum ? counters.rejected_checksum : counters.rejected_malformed).fetch_add(1);
+  return std::nullopt;
+}
+
+std::string frame_message(const Frame& frame) {
+  std::string body(reinterpret_cast<const char*>(frame.header.data()), frame.header.size());
+  body.append(reinterpret_cast<const char*>(frame.payload.data()), frame.payload.size());
+  return encode_message(MessageKind::kFrame, body);
+}
+
+Result<std::unique_ptr<Outbound>> Outbound::open(DirectCore& core, const std::string& address) {
+  TANDEM_ASSIGN(const DirectAddress parsed, parse_direct_address(address));
+  TANDEM_ASSIGN(Connection connection, Connection::open(parsed.socket));
+  auto peer = std::unique_ptr<Outbound>(new Outbound(core, std::move(connection)));
+  TANDEM_ASSIGN(peer->own_hello_, core.fabric.hello(true));
+  const Hello hello{core.self, std::string(core.fabric.name()), peer->own_hello_};
+  TANDEM_TRY(peer->connection_.send(encode_message(MessageKind::kHello, encode_hello(hello))));
+  return peer;
+}
+
+Outbound::~Outbound() {
+  if (staging_.empty()) return;
+  core_.fabric.copier().drain();
+  for (const Staging& s : staging_) {
+    if (!s.pieces.empty()) (void)core_.fabric.copier().taken(s.ticket);
+  }
+}
+
+Status Outbound::read() {
+  Status received = connection_.receive();
+  while (true) {
+    TANDEM_ASSIGN(const ParsedMessage parsed, parse_message(connection_.input()));
+    if (parsed.taken == 0) break;
+    Status handled = on_message(parsed.message);
+    connection_.consume(parsed.taken);
+    TANDEM_TRY(std::move(handled));
+  }
+  return received;  // last, so that what a peer said before it left is heard
+}
+
+Status Outbound::on_message(const MessageView& message) {
+  switch (message.kind) {
+    case MessageKind::kHello:
+      return on_hello(message.body);
+    case MessageKind::kRefused: {
+      Error reason = proto::parse_kv_reason(std::as_bytes(std::span(message.body)));
+      reason.detail = "the receiver refused the connection: " + reason.detail;
+      return fail(std::move(reason));
+    }
+    case MessageKind::kGo: {
+      TANDEM_ASSIGN(const uint64_t slot, parse_go(message.body));
+      if (link_ == nullptr) return fail(ErrorCode::kCorruptData, "a go before the peer's hello");
+      return link_->launch(slot);
+    }
+    case MessageKind::kFrame:
+      break;
+  }
+  const auto frame = parse_frame(message.body, core_.counters);
+  if (!frame) return {};
+  const bool answer =
+      frame->header.kind == KvFrameKind::kAck || frame->header.kind == KvFrameKind::kReject;
+  if (!answer) return fail(ErrorCode::kCorruptData, "a receiver sends no pages");
+  core_.sends.deliver(frame->header, frame->payload);
+  return {};
+}
+
+Status Outbound::on_hello(std::string_view body) {
+  TANDEM_ASSIGN(const Hello hello, parse_hello(body));
+  if (link_ != nullptr) return fail(ErrorCode::kCorruptData, "the peer greets twice");
+  if (hello.fabric != core_.fabric.name()) {
+    return fail(ErrorCode::kMismatch, "the peer's KV transport is " + hello.fabric +
+                                          ", this process's is " +
+                                          std::string(core_.fabric.name()));
+  }
+  TANDEM_ASSIGN(link_, core_.fabric.open(true, own_hello_, hello.details));
+  return {};
+}
+
+Status Outbound::tell(const SendTable::Route& route, KvFrameKind kind, const Error& error) {
+  const Frame frame = make_reason_frame(route.origin, kind, error);
+  core_.counters.count_sent(frame.wire_bytes());
+  return connection_.send(frame_message(frame));
+}
+
+Status Outbound::advance(bool& any) {
+  if (link_ == nullptr) return {};
+  TANDEM_ASSIGN(const bool ready, link_->ready());
+  if (!ready) return {};
+  TANDEM_TRY(stage(any));
+  return offer(any);
+}
+
+Status Outbound::stage(bool& any) {
+  while (!pending_.empty() && staging_.size() < kMostStaged) {
+    const auto route = core_.sends.route(pending_.front().id);
+    bool room = true;
+    if (route && pending_.front().kind == KvFrameKind::kCommit) {
+      staging_.push_back({std::move(pending_.front()), *route, {}, {}, 0});
+    } else if (route) {
+      TANDEM_TRY(stage_pages(std::move(pending_.front()), *route, room));
+    }
+    if (!room) return {};
+    pending_.pop_front();
+    ++started_;
+    any = true;
+  }
+  return {};
+}
+
+Status Outbound::stage_pages(DirectPost&& post, const SendTable::Route& route, bool& room) {
+  std::vector<Piece> pieces = pieces_of(post, route);
+  auto staged = link_->stage(pieces);
+  if (!staged && staged.error().code == ErrorCode::kInvalidArgument) {
+    // This post's fault, not the peer's.
+    if (const auto ended = core_.sends.end(post.id, staged.error())) {
+      return tell(*ended, KvFrameKind::kError, staged.error());
+    }
+    return {};
+  }
+  if (!staged) return fail(std::move(staged).error());
+  room = staged->has_value();
+  if (!room) return {};
+  const PageCopier::Ticket ticket = core_.fabric.copier().add(pieces);
+  staging_.push_back({std::move(post), route, std::move(pieces), std::move(**staged), ticket});
+  return {};
+}
+
+Status Outbound::offer(bool& any) {
+  while (!staging_.empty()) {
+    Staging& s = staging_.front();
+    const bool wanted = core_.sends.route(s.post.id).has_value();
+    const TransferId id = s.post.id;
+    if (s.post.kind == KvFrameKind::kCommit) {
+      const Frame frame = make_commit_frame(s.route.origin, s.post.commit);
+      staging_.pop_front();
+      any = true;
+      if (!wanted) continue;
+      core_.sends.count_frame(id, frame.wire_bytes());
+      TANDEM_TRY(connection_.send(frame_message(frame)));
+      continue;
+    }
+    TANDEM_ASSIGN(auto sums, core_.fabric.copier().taken(s.ticket));
+    if (!sums) return {};
+    any = true;
+    const Staging done = std::move(s);
+    staging_.pop_front();
+    if (!wanted) {
+      link_->abandon(done.staged.slot);
+      continue;
+    }
+    const bool data = done.post.kind == KvFrameKind::kData;
+    const size_t bytes = done.pieces.size() * done.pieces.front().bytes;
+    const auto pages = data ? static_cast<uint32_t>(done.pieces.size()) : done.route.tail_rows;
+    const Frame frame =
+        make_offer_frame(done.route.origin, done.post.kind, done.post.layer, done.post.first_page,
+                         pages, bytes, encode_offer({std::move(*sums), done.staged.note}));
+    core_.sends.count_frame(id, proto::kKvHeaderBytes + bytes);
+    TANDEM_TRY(connection_.send(frame_message(frame)));
+  }
+  return {};
+}
+
+}  // namespace tandem::transport

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "common/base/result.h"
+
+namespace tandem::transport {
+
+// A run of bytes of one page: copied from `from` to `to`, or only checked when `to` is null.
+struct Piece {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  size_t bytes = 0;  // a multiple of 4
+};
+
+// Copies pieces and checks them on the way, in the background. add() only collects; what was added
+// is set going by flush(), so that the pieces of many frames become one piece of work. Every
+// function from any thread.
+class PageCopier {
+ public:
+  using Ticket = uint64_t;
+  virtual ~PageCopier() = default;  // waits for what was set going
+
+  // What pieces point to stays valid until taken() or drain() said that they are done.
+  [[nodiscard]] virtual Ticket add(std::span<const Piece> pieces) = 0;
+  virtual void flush() = 0;
+  // The checksums of a ticket's pieces (piece_checksum) once they are done; each ticket is taken
+  // once, in the order of add(). Empty: not done yet. An error is the device's: it can do no more.
+  [[nodiscard]] virtual Result<std::optional<std::vector<uint64_t>>> taken(Ticket ticket) = 0;
+  [[nodiscard]] virtual bool busy() const = 0;
+  // Returns when nothing that was added is still to be written. A barrier for close_receive().
+  virtual void drain() = 0;
+};
+
+// The checksum of one piece: the sum over its 64-bit little-endian words of a one-to-one mixture of
+// word and place; a last half word is filled with zeros. Any order and split of the words gives the
+// same, so a device can add it up while it copies.
+[[nodiscard]] uint64_t piece_checksum(std::span<const std::byte> bytes);
+
+}  // namespace tandem::transport

@@ -1,0 +1,149 @@
+#include "tests/unit/transport/direct_backend.h"
+#include "tests/unit/transport/host_fabric.h"
+
+namespace tandem::transport::testing {
+namespace {
+
+struct Pull {
+  static std::unique_ptr<Fabric> make() { return std::make_unique<HostFabric>(HostMode::kPull); }
+};
+struct Paired {
+  static std::unique_ptr<Fabric> make() { return std::make_unique<HostFabric>(HostMode::kPaired); }
+};
+INSTANTIATE_TYPED_TEST_SUITE_P(DirectPull, TransportSuite, DirectBackend<Pull>);
+INSTANTIATE_TYPED_TEST_SUITE_P(DirectPaired, TransportSuite, DirectBackend<Paired>);
+
+TEST(DirectAddress, RoundTripsAndRefusesEverythingElse) {
+  const std::string good = encode_direct_address({7, "cuda_ipc", "tandem-kv-1"});
+  EXPECT_EQ(parse_direct_address(good)->socket, "tandem-kv-1");
+  EXPECT_EQ(parse_direct_address(good)->fabric, "cuda_ipc");
+  EXPECT_EQ(parse_direct_address(good)->host, 7u);
+  for (size_t i = 0; i < good.size(); ++i) {
+    std::string bad = good;
+    bad[i] = static_cast<char>(bad[i] ^ 0x20);
+    EXPECT_FALSE(parse_direct_address(bad)) << i;
+    EXPECT_FALSE(parse_direct_address(good.substr(0, i))) << i;
+  }
+  EXPECT_FALSE(parse_direct_address(good + "x"));
+}
+
+TEST(DirectMessages, AreTakenOneByOneAndNothingElsePasses) {
+  const std::string two =
+      encode_message(MessageKind::kGo, encode_go(5)) +
+      encode_message(MessageKind::kHello, encode_hello({Generation{3}, "x", "y"}));
+  const auto first = parse_message(two).value();
+  EXPECT_EQ(parse_go(first.message.body).value(), 5u);
+  const auto second = parse_message(std::string_view(two).substr(first.taken)).value();
+  EXPECT_EQ(first.taken + second.taken, two.size());
+  EXPECT_EQ(parse_hello(second.message.body)->details, "y");
+  for (size_t i = 0; i < first.taken; ++i) {  // half a message is waited for
+    EXPECT_EQ(parse_message(two.substr(0, i))->taken, 0u) << i;
+  }
+  std::string bad = two;
+  bad[0] = 'X';
+  EXPECT_EQ(parse_message(bad).error().code, ErrorCode::kCorruptData);
+  bad = two;
+  bad[4] = 9;
+  EXPECT_EQ(parse_message(bad).error().code, ErrorCode::kCorruptData);
+  bad = two;
+  bad[11] = 1;  // 16 MiB
+  EXPECT_EQ(parse_message(bad).error().code, ErrorCode::kCorruptData);
+}
+
+TEST(DirectMessages, OffersKeepTheirPiecesAndNote) {
+  const std::string good = encode_offer({{1, 2, 3}, "note"});
+  const auto bytes = std::as_bytes(std::span(good));
+  EXPECT_EQ(parse_offer(bytes)->checksums, (std::vector<uint64_t>{1, 2, 3}));
+  EXPECT_EQ(parse_offer(bytes)->note, "note");
+  EXPECT_FALSE(parse_offer(bytes.first(25)));
+  EXPECT_FALSE(parse_offer({}));
+}
+
+// Computed by hand from the definition (MurmurHash3's finalizer over word + place * golden ratio).
+TEST(PieceChecksum, CountsEveryWordAndItsPlace) {
+  std::vector<std::byte> bytes(64);
+  const uint64_t zeros = piece_checksum(bytes);
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = std::byte{1};
+    EXPECT_NE(piece_checksum(bytes), zeros) << i;
+    bytes[i] = std::byte{0};
+  }
+  bytes[0] = std::byte{1};
+  const uint64_t first = piece_checksum(bytes);
+  bytes[0] = std::byte{0};
+  bytes[8] = std::byte{1};
+  EXPECT_NE(piece_checksum(bytes), first);
+  EXPECT_NE(piece_checksum(std::span(bytes).first(56)), piece_checksum(bytes));
+}
+
+// Another version of the library that moves the pages: both sides say which, in words.
+TEST(DirectTransport, AMismatchOfVersionsFailsTheTransferNamingBoth) {
+  SteadyClock clock;
+  Node a;
+  Node b;
+  a.transport = create_direct_transport(std::make_unique<HostFabric>(HostMode::kPull, "1"),
+                                        {Generation{1}, clock, a.events, {}})
+                    .value();
+  b.transport = create_direct_transport(std::make_unique<HostFabric>(HostMode::kPull, "2"),
+                                        {Generation{2}, clock, b.events, {}})
+                    .value();
+  ASSERT_TRUE(a.transport->open_send({.id = TransferId{1},
+                                      .receiver = Generation{2},
+                                      .address = b.transport->address(),
+                                      .layout = kLayout,
+                                      .pages = 0,
+                                      .tail_rows = 0,
+                                      .deadline = seconds(20)}));
+  const TimePoint give_up = clock.now() + seconds(20);
+  while (a.events.events(TransferId{1}) == 0 && clock.now() < give_up) {
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  ASSERT_TRUE(a.events.send_failed(TransferId{1}));
+  EXPECT_EQ(a.events.send_failed(TransferId{1})->code, ErrorCode::kMismatch);
+  EXPECT_NE(a.events.send_failed(TransferId{1})->detail.find("version 2 here, 1 there"),
+            std::string::npos)
+      << a.events.send_failed(TransferId{1})->detail;
+}
+
+TEST(DirectTransport, SendsToItself) {
+  for (const HostMode mode : {HostMode::kPull, HostMode::kPaired}) {
+    SteadyClock clock;
+    Node self;
+    self.transport = create_direct_transport(std::make_unique<HostFabric>(mode),
+                                             {Generation{1}, clock, self.events, {}})
+                         .value();
+    Pages from(kLayout, 3, 0, 5);
+    Pages into(kLayout, 3, 0);
+    ReceivePlan plan{.id = TransferId{1},
+                     .sender = Generation{1},
+                     .layout = kLayout,
+                     .pages = 3,
+                     .deadline = seconds(20)};
+    plan.destination = [&](uint32_t layer, uint32_t i) { return into.page(layer, i); };
+    ASSERT_TRUE(self.transport->open_receive(plan));
+    ASSERT_TRUE(self.transport->open_send({.id = TransferId{1},
+                                           .receiver = Generation{1},
+                                           .address = self.transport->address(),
+                                           .layout = kLayout,
+                                           .pages = 3,
+                                           .tail_rows = 0,
+                                           .deadline = seconds(20)}));
+    for (uint32_t layer = 0; layer < 3; ++layer) {
+      std::vector<std::span<const std::byte>> pages;
+      for (uint32_t i = 0; i < 3; ++i) pages.push_back(from.page(layer, i));
+      ASSERT_TRUE(self.transport->post_pages(TransferId{1}, layer, 0, pages));
+    }
+    ASSERT_TRUE(self.transport->post_commit(TransferId{1}, "c"));
+    const TimePoint give_up = clock.now() + seconds(20);
+    while (self.events.events(TransferId{1}) < 2 && clock.now() < give_up) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    EXPECT_TRUE(self.events.sent(TransferId{1}));
+    EXPECT_TRUE(self.events.received(TransferId{1}));
+    EXPECT_TRUE(from == into);
+    EXPECT_NE(self.transport->detail().find("not connected yet"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace tandem::transport::testing
