@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear_small_layout.h"
+#include "kernels/cuda/linear_small_norm.cuh"
 #include "kernels/cuda/pipeline.cuh"
 #include "kernels/cuda/rows.cuh"
 #include "kernels/cuda/rows.h"
@@ -18,7 +19,10 @@ namespace tandem::cuda {
 namespace {
 
 constexpr int kConsumers = kSmallWarps * 32;
-constexpr int kThreads = kConsumers + 32;
+// Bulk copies are issued lane by lane, some 70 cycles each, so one warp alone could not keep up
+// with the memory (H200).
+constexpr int kProducerWarps = 4;
+constexpr int kThreads = kConsumers + kProducerWarps * 32;
 static_assert(kConsumers == kNormThreads);
 
 struct Task {
@@ -30,107 +34,144 @@ struct Task {
   const float* norm;
   float eps;
   void* result;
+  const ExpertTile* tiles;
+  const int32_t* tile_count;
+  const int32_t* x_index;
   int in;
-  int out;
+  int out;  // of one expert, where there are several
   int rows;
   int tile_rows;
   int chunk;
   int stages;
 };
 
+enum class Input : uint8_t {
+  kNormed,    // float rows, normed into shared memory
+  kLoaded,    // bf16 rows, copied to shared memory once
+  kStreamed,  // bf16 rows come with the stages
+  kExperts,   // the same, of the rows that chose an expert
+};
+[[nodiscard]] __host__ __device__ constexpr bool is_resident(Input input) {
+  return input == Input::kNormed || input == Input::kLoaded;
+}
+
 // Shared memory, laid out as linear_small_layout.h says.
 struct Memory {
   uint64_t* full;
   uint64_t* empty;
+  uint64_t* loaded;  // the resident rows
   float* sums;
   char* resident;
   char* stages;
 };
 
-__device__ __forceinline__ void consumers_sync() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
-}
+__device__ __forceinline__ void consumers_sync() { norm_sync(); }
 
-// The first output of a block; outputs come in units of two when gate and up must stay together.
-template <SmallEpilogue kEpilogue>
-__device__ __forceinline__ int first_output(const Task& task, unsigned block) {
+// A block's outputs, as positions in the list of all outputs; of experts those of every tile count.
+struct Range {
+  int begin;
+  int end;
+};
+
+// Outputs come in units of two when gate and up must stay together.
+template <Input kInput, SmallEpilogue kEpilogue>
+__device__ __forceinline__ Range range_of_block(const Task& task) {
   constexpr int kUnit = kEpilogue == SmallEpilogue::kSiluMul ? 2 : 1;
-  return static_cast<int>(int64_t{task.out / kUnit} * block / gridDim.x) * kUnit;
+  int64_t units = task.out / kUnit;
+  if constexpr (kInput == Input::kExperts) units *= *task.tile_count;
+  return {static_cast<int>(units * blockIdx.x / gridDim.x) * kUnit,
+          static_cast<int>(units * (blockIdx.x + 1) / gridDim.x) * kUnit};
 }
 
-template <bool kResident>
-__device__ __forceinline__ void produce(const Task& task, const Memory& memory, int begin, int end,
-                                        int lane) {
+// Consecutive outputs of one weight matrix and the rows of activations they are made for.
+struct Tile {
+  int64_t weight_row;  // in the weights of all experts
+  int output;          // the first
+  int count;
+  int first_x;  // of the rows; results go to rows of the same numbers
+  int rows;
+};
+
+template <Input kInput>
+__device__ __forceinline__ Tile tile_at(const Task& task, int position, int end) {
+  if constexpr (kInput == Input::kExperts) {
+    const ExpertTile expert = task.tiles[position / task.out];
+    const int output = position % task.out;
+    return {int64_t{expert.expert} * task.out + output, output,
+            min(task.tile_rows, min(task.out - output, end - position)), expert.first,
+            expert.count};
+  }
+  return {position, position, min(task.tile_rows, end - position), 0, task.rows};
+}
+
+template <Input kInput>
+__device__ __forceinline__ void produce(const Task& task, const Memory& memory, Range range,
+                                        int t) {
+  constexpr bool kLoadsX = !is_resident(kInput);
+  // The row that this thread loads: the rows are dealt out to the warps one by one.
+  const int lane = t % 32 * kProducerWarps + t / 32;
   const uint64_t weights = evict_first_policy();
   const auto pitch = static_cast<int>(small_pitch(task.chunk));
-  const int stage_bytes = (task.tile_rows + (kResident ? 0 : task.rows)) * pitch;
-  const int chunks = (task.in + task.chunk - 1) / task.chunk;
-  const int tiles = (end - begin + task.tile_rows - 1) / task.tile_rows;
-  const int total = tiles * chunks;
-  const auto load_x = [&](int step) {
-    const int at = step % chunks * task.chunk;
-    const int bytes = min(task.chunk, task.in - at) * 2;
-    char* stage = memory.stages + step % task.stages * stage_bytes + task.tile_rows * pitch;
-    if (lane < task.rows)
-      bulk_load(stage + lane * pitch, task.x + int64_t{lane} * task.in + at,
-                static_cast<uint32_t>(bytes), &memory.full[step % task.stages]);
+  const int stage_bytes = (task.tile_rows + (kLoadsX ? task.rows : 0)) * pitch;
+  const auto load_x = [&](int stage, const __nv_bfloat16* x, int bytes) {
+    bulk_load(memory.stages + stage * stage_bytes + (task.tile_rows + lane) * pitch, x,
+              static_cast<uint32_t>(bytes), &memory.full[stage]);
   };
-  bool waited = false;
-  for (int step = 0; step < total; ++step) {
-    const int stage = step % task.stages;
-    if (step >= task.stages) {
-      if (!kResident && !waited) {
-        wait_for_previous();
-        for (int s = 0; s < task.stages; ++s) load_x(s);
-        waited = true;
-      }
-      barrier_wait(&memory.empty[stage], (step / task.stages + 1) % 2);
-    }
-    const int row = begin + step / chunks * task.tile_rows;
-    const int rows = min(task.tile_rows, end - row);
-    const int at = step % chunks * task.chunk;
-    const int bytes = min(task.chunk, task.in - at) * 2;
-    if (lane == 0)
-      barrier_expect(&memory.full[stage],
-                     static_cast<uint32_t>((rows + (kResident ? 0 : task.rows)) * bytes));
-    __syncwarp();
-    if (lane < rows)
-      bulk_load(memory.stages + stage * stage_bytes + lane * pitch,
-                task.weight + int64_t{row + lane} * task.in + at, static_cast<uint32_t>(bytes),
-                &memory.full[stage], weights);
-    if (!kResident && waited) load_x(step);
-  }
-  if (!kResident && !waited) {
+  // Weights of the first stages are on their way before the rows are known to be there.
+  bool waited = kInput == Input::kNormed || kInput == Input::kExperts;
+  const auto load_first_x = [&](int steps) {
     wait_for_previous();
-    for (int s = 0; s < total; ++s) load_x(s);
-  }
-}
-
-// Norms the rows into shared memory, by all consumers.
-__device__ __forceinline__ void norm_rows(const Task& task, const Memory& memory, int t) {
-  const auto pitch = static_cast<int>(small_pitch(task.in));
-  float* sums = memory.sums;
-  for (int r = 0; r < task.rows; ++r) {
-    const int64_t row = task.index != nullptr ? int64_t{task.index[r]} : r;
-    const float share = warp_sum(square_share(task.residual + row * task.in, task.in, t));
-    if (t % 32 == 0) sums[r * 8 + t / 32] = share;
-  }
-  consumers_sync();
-  for (int r = 0; r < task.rows; ++r) {
-    const int64_t row = task.index != nullptr ? int64_t{task.index[r]} : r;
-    const float* x = task.residual + row * task.in;
-    const float factor = norm_factor(sums + r * 8, task.in, task.eps);
-    char* to = memory.resident + r * pitch;
-#pragma unroll 4
-    for (int i = t * 4; i < task.in; i += kConsumers * 4) {
-      const float4 v = *reinterpret_cast<const float4*>(x + i);
-      const float4 w = *reinterpret_cast<const float4*>(task.norm + i);
-      *reinterpret_cast<uint2*>(to + i * 2) = {
-          pack_pair(normed(v.x, factor, w.x), normed(v.y, factor, w.y)),
-          pack_pair(normed(v.z, factor, w.z), normed(v.w, factor, w.w))};
+    waited = true;
+    if constexpr (kInput == Input::kLoaded) {
+      if (t == 0) barrier_expect(memory.loaded, static_cast<uint32_t>(task.rows * task.in * 2));
+      if (lane < task.rows)
+        bulk_load(memory.resident + lane * static_cast<int>(small_pitch(task.in)),
+                  task.x + int64_t{lane} * task.in, static_cast<uint32_t>(task.in * 2),
+                  memory.loaded);
+    } else {
+      for (int step = 0, at = 0; step < steps; ++step) {
+        if (lane < task.rows)
+          load_x(step, task.x + int64_t{lane} * task.in + at, min(task.chunk, task.in - at) * 2);
+        at += task.chunk;
+        if (at >= task.in) at = 0;
+      }
     }
+  };
+  int stage = 0;
+  int step = 0;
+  uint32_t parity = 1;
+  for (int position = range.begin; position < range.end;) {
+    const Tile tile = tile_at<kInput>(task, position, range.end);
+    const __nv_bfloat16* weight = task.weight + (tile.weight_row + lane) * task.in;
+    const __nv_bfloat16* x = nullptr;
+    if (kLoadsX && lane < tile.rows) {
+      const int row = tile.first_x + lane;
+      x = task.x +
+          int64_t{kInput == Input::kExperts && task.x_index != nullptr ? task.x_index[row] : row} *
+              task.in;
+    }
+    for (int at = 0; at < task.in; at += task.chunk, ++step) {
+      if (step >= task.stages) {
+        if (!waited) load_first_x(task.stages);
+        barrier_wait(&memory.empty[stage], parity);
+      }
+      const int bytes = min(task.chunk, task.in - at) * 2;
+      if (t == 0)
+        barrier_expect(&memory.full[stage],
+                       static_cast<uint32_t>((tile.count + (kLoadsX ? tile.rows : 0)) * bytes));
+      __syncwarp();
+      if (lane < tile.count)
+        bulk_load(memory.stages + stage * stage_bytes + lane * pitch, weight + at,
+                  static_cast<uint32_t>(bytes), &memory.full[stage], weights);
+      if (kLoadsX && waited && lane < tile.rows) load_x(stage, x + at, bytes);
+      if (++stage == task.stages) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
+    position += tile.count;
   }
-  consumers_sync();
+  if (!waited) load_first_x(step);
 }
 
 // Where a lane's operands begin in a stage: rows that do not exist stand for the last that does,
@@ -198,25 +239,26 @@ __device__ __forceinline__ float bias_of(const Task& task, int output) {
 }
 
 template <SmallEpilogue kEpilogue, int kColumns>
-__device__ __forceinline__ void finish(const Task& task, const float* sums, int row, int rows,
+__device__ __forceinline__ void finish(const Task& task, const float* sums, const Tile& tile,
                                        const float (&before)[kColumns / 8], int t) {
   constexpr int kRows = static_cast<int>(kSmallTileRows);
   if constexpr (kEpilogue == SmallEpilogue::kSiluMul) {
     auto* out = static_cast<__nv_bfloat16*>(task.result);
     const int c = t / (kRows / 2);
     const int r = t % (kRows / 2) * 2;
-    if (r >= rows || c >= task.rows) return;
-    const float gate = total<kColumns>(sums, r, c) + bias_of(task, row + r);
-    const float up = total<kColumns>(sums, r + 1, c) + bias_of(task, row + r + 1);
-    out[int64_t{c} * (task.out / 2) + (row + r) / 2] = __float2bfloat16_rn(silu(gate) * up);
+    if (r >= tile.count || c >= tile.rows) return;
+    const float gate = total<kColumns>(sums, r, c) + bias_of(task, tile.output + r);
+    const float up = total<kColumns>(sums, r + 1, c) + bias_of(task, tile.output + r + 1);
+    out[int64_t{tile.first_x + c} * (task.out / 2) + (tile.output + r) / 2] =
+        __float2bfloat16_rn(silu(gate) * up);
   } else {
 #pragma unroll
     for (int i = 0; i < kColumns / 8; ++i) {
       const int r = t % kRows;
       const int c = t / kRows + i * 8;
-      if (r >= rows || c >= task.rows) continue;
-      const float y = total<kColumns>(sums, r, c) + bias_of(task, row + r);
-      const int64_t at = int64_t{c} * task.out + row + r;
+      if (r >= tile.count || c >= tile.rows) continue;
+      const float y = total<kColumns>(sums, r, c) + bias_of(task, tile.output + r);
+      const int64_t at = int64_t{tile.first_x + c} * task.out + tile.output + r;
       if constexpr (kEpilogue == SmallEpilogue::kStore)
         static_cast<__nv_bfloat16*>(task.result)[at] = __float2bfloat16_rn(y);
       else if constexpr (kEpilogue == SmallEpilogue::kAdd)
@@ -227,35 +269,37 @@ __device__ __forceinline__ void finish(const Task& task, const float* sums, int 
   }
 }
 
-template <bool kResident, SmallEpilogue kEpilogue, int kColumns>
-__device__ __forceinline__ void consume(const Task& task, const Memory& memory, int begin, int end,
+template <Input kInput, SmallEpilogue kEpilogue, int kColumns>
+__device__ __forceinline__ void consume(const Task& task, const Memory& memory, Range range,
                                         int t) {
   constexpr int kRows = static_cast<int>(kSmallTileRows);
+  constexpr bool kResident = is_resident(kInput);
   const int lane = t % 32;
   const int warp = t / 32;
   const auto pitch = static_cast<int>(small_pitch(task.chunk));
   const int stage_bytes = (task.tile_rows + (kResident ? 0 : task.rows)) * pitch;
   const auto x_pitch = kResident ? static_cast<int>(small_pitch(task.in)) : pitch;
-  LaneOffsets<kColumns> lanes;
-#pragma unroll
-  for (int n = 0; n < kColumns / 8; ++n)
-    lanes.x[n] =
-        static_cast<uint32_t>(min(lane % 8 + n * 8, task.rows - 1) * x_pitch + lane / 8 * 16);
   int stage = 0;
   uint32_t parity = 0;
-  for (int row = begin; row < end; row += task.tile_rows) {
-    const int rows = min(task.tile_rows, end - row);
+  for (int position = range.begin; position < range.end;) {
+    const Tile tile = tile_at<kInput>(task, position, range.end);
+    position += tile.count;
+    LaneOffsets<kColumns> lanes;
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n)
+      lanes.x[n] =
+          static_cast<uint32_t>(min(lane % 8 + n * 8, tile.rows - 1) * x_pitch + lane / 8 * 16);
 #pragma unroll
     for (int m = 0; m < 2; ++m)
       lanes.weights[m] =
-          static_cast<uint32_t>(min(lane % 16 + m * 16, rows - 1) * pitch + lane / 16 * 16);
+          static_cast<uint32_t>(min(lane % 16 + m * 16, tile.count - 1) * pitch + lane / 16 * 16);
     float before[kColumns / 8] = {};
     if constexpr (kEpilogue == SmallEpilogue::kAdd) {
 #pragma unroll
       for (int i = 0; i < kColumns / 8; ++i)
-        if (t % kRows < rows && t / kRows + i * 8 < task.rows)
+        if (t % kRows < tile.count && t / kRows + i * 8 < tile.rows)
           before[i] = static_cast<const float*>(
-              task.result)[int64_t{t / kRows + i * 8} * task.out + row + t % kRows];
+              task.result)[int64_t{t / kRows + i * 8} * task.out + tile.output + t % kRows];
     }
     float sums[2][kColumns / 8][4] = {};
     for (int at = 0; at < task.in; at += task.chunk) {
@@ -263,7 +307,7 @@ __device__ __forceinline__ void consume(const Task& task, const Memory& memory, 
       const uint32_t weights = shared_address(memory.stages + stage * stage_bytes);
       const uint32_t x = kResident ? shared_address(memory.resident) + static_cast<uint32_t>(at * 2)
                                    : weights + static_cast<uint32_t>(task.tile_rows * pitch);
-      multiply<kColumns>(sums, weights, x, lanes, rows > 16, warp * 32,
+      multiply<kColumns>(sums, weights, x, lanes, tile.count > 16, warp * 32,
                          min(task.chunk, task.in - at));
       __syncwarp();
       if (lane == 0) barrier_arrive(&memory.empty[stage]);
@@ -282,17 +326,19 @@ __device__ __forceinline__ void consume(const Task& task, const Memory& memory, 
           *reinterpret_cast<float2*>(mine + (m * 16 + h * 8 + lane / 4) * kColumns + n * 8 +
                                      lane % 4 * 2) = {sums[m][n][h * 2], sums[m][n][h * 2 + 1]};
     consumers_sync();
-    finish<kEpilogue, kColumns>(task, memory.sums, row, rows, before, t);
+    finish<kEpilogue, kColumns>(task, memory.sums, tile, before, t);
     consumers_sync();
   }
 }
 
-template <bool kResident, SmallEpilogue kEpilogue, int kColumns>
-__global__ void __launch_bounds__(kThreads, 1) linear_small_kernel(Task task) {
+template <Input kInput, SmallEpilogue kEpilogue, int kColumns>
+__global__ void __launch_bounds__(kThreads, 2) linear_small_kernel(Task task) {
+  constexpr bool kResident = is_resident(kInput);
   extern __shared__ __align__(128) char shared[];
   Memory memory;
   memory.full = reinterpret_cast<uint64_t*>(shared);
   memory.empty = memory.full + 8;
+  memory.loaded = memory.empty + 8;
   memory.sums = reinterpret_cast<float*>(shared + kSmallBarrierBytes);
   memory.resident = shared + small_fixed_bytes(kColumns);
   memory.stages = memory.resident +
@@ -303,156 +349,146 @@ __global__ void __launch_bounds__(kThreads, 1) linear_small_kernel(Task task) {
       barrier_init(&memory.full[s], 1);
       barrier_init(&memory.empty[s], kSmallWarps);
     }
+    barrier_init(memory.loaded, 1);
     barrier_init_fence();
   }
   __syncthreads();
   allow_next();
-  const int begin = first_output<kEpilogue>(task, blockIdx.x);
-  const int end = first_output<kEpilogue>(task, blockIdx.x + 1);
+  HeldRow norm{};
+  if (kInput == Input::kNormed && t < kConsumers && task.in <= kHeldInputs)
+    norm = hold_row(task.norm, task.in, t);
+  // Which experts there are is known only now; all else a producer needs, before.
+  if (kInput == Input::kExperts || t < kConsumers) wait_for_previous();
+  const Range range = range_of_block<kInput, kEpilogue>(task);
   if (t >= kConsumers) {
-    produce<kResident>(task, memory, begin, end, t - kConsumers);
+    produce<kInput>(task, memory, range, t - kConsumers);
     return;
   }
-  wait_for_previous();
-  if constexpr (kResident) norm_rows(task, memory, t);
-  consume<kResident, kEpilogue, kColumns>(task, memory, begin, end, t);
-}
-
-// Any number of inputs, for models whose rows are not whole 16-byte units: a warp an output.
-template <SmallEpilogue kEpilogue>
-__global__ void __launch_bounds__(256) linear_plain_kernel(Task task) {
-  allow_next();
-  wait_for_previous();
-  const auto lane = static_cast<int>(threadIdx.x % 32);
-  const auto output = static_cast<int>(blockIdx.x * 8 + threadIdx.x / 32);
-  const auto c = static_cast<int64_t>(blockIdx.y);
-  const auto dot = [&](int row) {
-    float sum = 0;
-    for (int i = lane; i < task.in; i += 32)
-      sum = fmaf(__bfloat162float(task.weight[int64_t{row} * task.in + i]),
-                 __bfloat162float(task.x[c * task.in + i]), sum);
-    return warp_sum(sum) + bias_of(task, row);
-  };
-  if constexpr (kEpilogue == SmallEpilogue::kSiluMul) {
-    if (output * 2 >= task.out) return;
-    const float gate = dot(output * 2);
-    const float up = dot(output * 2 + 1);
-    if (lane == 0)
-      static_cast<__nv_bfloat16*>(task.result)[c * (task.out / 2) + output] =
-          __float2bfloat16_rn(silu(gate) * up);
-  } else {
-    if (output >= task.out) return;
-    const float y = dot(output);
-    if (lane != 0) return;
-    const int64_t at = c * task.out + output;
-    if constexpr (kEpilogue == SmallEpilogue::kStore)
-      static_cast<__nv_bfloat16*>(task.result)[at] = __float2bfloat16_rn(y);
-    else if constexpr (kEpilogue == SmallEpilogue::kAdd)
-      static_cast<float*>(task.result)[at] += y;
+  if constexpr (kInput == Input::kNormed) {
+    const NormRows rows{task.residual, task.index,      task.norm,
+                        task.eps,      task.in,         task.rows,
+                        memory.sums,   memory.resident, static_cast<int>(small_pitch(task.in))};
+    if (task.in <= kHeldInputs)
+      norm_short_rows(rows, norm, t);
     else
-      static_cast<float*>(task.result)[at] = y;
+      norm_long_rows(rows, t);
   }
+  if constexpr (kInput == Input::kLoaded) barrier_wait(memory.loaded, 0);
+  consume<kInput, kEpilogue, kColumns>(task, memory, range, t);
 }
 
 using Kernel = void (*)(Task);
 
+template <Input kInput, SmallEpilogue kEpilogue>
+Kernel pick_columns(uint32_t rows) {
+  return small_columns(rows) == 16 ? linear_small_kernel<kInput, kEpilogue, 16>
+                                   : linear_small_kernel<kInput, kEpilogue, 8>;
+}
+
 template <SmallEpilogue kEpilogue>
-Kernel pick(bool resident, bool wide) {
-  if (resident)
-    return wide ? linear_small_kernel<true, kEpilogue, 16>
-                : linear_small_kernel<true, kEpilogue, 8>;
-  return wide ? linear_small_kernel<false, kEpilogue, 16>
-              : linear_small_kernel<false, kEpilogue, 8>;
-}
-
-Kernel pick(SmallEpilogue epilogue, bool resident, bool wide) {
-  switch (epilogue) {
-    case SmallEpilogue::kStore:
-      return pick<SmallEpilogue::kStore>(resident, wide);
-    case SmallEpilogue::kAdd:
-      return pick<SmallEpilogue::kAdd>(resident, wide);
-    case SmallEpilogue::kSiluMul:
-      return pick<SmallEpilogue::kSiluMul>(resident, wide);
-    case SmallEpilogue::kStoreFloat:
-      return pick<SmallEpilogue::kStoreFloat>(resident, wide);
+Kernel pick_input(SmallInput input, uint32_t rows) {
+  switch (input) {
+    case SmallInput::kNormed:
+      return pick_columns<Input::kNormed, kEpilogue>(rows);
+    case SmallInput::kLoaded:
+      return pick_columns<Input::kLoaded, kEpilogue>(rows);
+    case SmallInput::kStreamed:
+      return pick_columns<Input::kStreamed, kEpilogue>(rows);
   }
   return nullptr;
 }
 
-Kernel pick_plain(SmallEpilogue epilogue) {
+Kernel pick(SmallEpilogue epilogue, SmallInput input, uint32_t rows) {
   switch (epilogue) {
     case SmallEpilogue::kStore:
-      return linear_plain_kernel<SmallEpilogue::kStore>;
+      return pick_input<SmallEpilogue::kStore>(input, rows);
     case SmallEpilogue::kAdd:
-      return linear_plain_kernel<SmallEpilogue::kAdd>;
+      return pick_input<SmallEpilogue::kAdd>(input, rows);
     case SmallEpilogue::kSiluMul:
-      return linear_plain_kernel<SmallEpilogue::kSiluMul>;
+      return pick_input<SmallEpilogue::kSiluMul>(input, rows);
     case SmallEpilogue::kStoreFloat:
-      return linear_plain_kernel<SmallEpilogue::kStoreFloat>;
+      return pick_input<SmallEpilogue::kStoreFloat>(input, rows);
   }
   return nullptr;
+}
+
+Kernel pick_experts(SmallEpilogue epilogue, uint32_t rows) {
+  return epilogue == SmallEpilogue::kSiluMul
+             ? pick_columns<Input::kExperts, SmallEpilogue::kSiluMul>(rows)
+             : pick_columns<Input::kExperts, SmallEpilogue::kStore>(rows);
 }
 
 Task raw_task(const SmallLinear& task, const SmallPlan& plan) {
-  return {reinterpret_cast<const __nv_bfloat16*>(task.weight),
-          reinterpret_cast<const __nv_bfloat16*>(task.bias),
-          reinterpret_cast<const __nv_bfloat16*>(task.x),
-          task.residual,
-          task.index,
-          task.norm,
-          task.eps,
-          task.result,
-          static_cast<int>(task.in),
-          static_cast<int>(task.out),
-          static_cast<int>(task.rows),
-          static_cast<int>(plan.tile_rows),
-          static_cast<int>(plan.chunk),
-          static_cast<int>(plan.stages)};
+  Task raw{};
+  raw.weight = reinterpret_cast<const __nv_bfloat16*>(task.weight);
+  raw.bias = reinterpret_cast<const __nv_bfloat16*>(task.bias);
+  raw.x = reinterpret_cast<const __nv_bfloat16*>(task.x);
+  raw.residual = task.residual;
+  raw.index = task.index;
+  raw.norm = task.norm;
+  raw.eps = task.eps;
+  raw.result = task.result;
+  raw.in = static_cast<int>(task.in);
+  raw.out = static_cast<int>(task.out);
+  raw.rows = static_cast<int>(task.rows);
+  raw.tile_rows = static_cast<int>(plan.tile_rows);
+  raw.chunk = static_cast<int>(plan.chunk);
+  raw.stages = static_cast<int>(plan.stages);
+  return raw;
 }
 
-cudaError_t launch_plain(const SmallLinear& task, const Task& raw, cudaStream_t stream) {
-  const int64_t outputs = task.epilogue == SmallEpilogue::kSiluMul ? task.out / 2 : task.out;
-  return launch_chained(pick_plain(task.epilogue),
-                        dim3(static_cast<unsigned>((outputs + 7) / 8), task.rows), dim3(256), 0,
-                        stream, raw);
+cudaError_t lift_limit(Kernel kernel) {
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                              cudaFuncAttributeMaxDynamicSharedMemorySize, kSmallSharedLimit);
 }
 
 }  // namespace
 
-cudaError_t linear_plain(const SmallLinear& task, cudaStream_t stream) {
-  if (task.rows == 0 || task.out == 0) return cudaSuccess;
-  if (task.x == nullptr) return cudaErrorInvalidValue;
-  return launch_plain(task, raw_task(task, {}), stream);
-}
-
 cudaError_t prepare_small_linear() {
-  for (const SmallEpilogue epilogue : {SmallEpilogue::kStore, SmallEpilogue::kAdd,
-                                       SmallEpilogue::kSiluMul, SmallEpilogue::kStoreFloat})
-    for (const bool resident : {false, true})
-      for (const bool wide : {false, true}) {
-        const cudaError_t error =
-            cudaFuncSetAttribute(reinterpret_cast<const void*>(pick(epilogue, resident, wide)),
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize, kSmallSharedLimit);
-        if (error != cudaSuccess) return error;
-      }
+  for (const uint32_t rows : {8U, 16U}) {
+    for (const SmallEpilogue epilogue : {SmallEpilogue::kStore, SmallEpilogue::kAdd,
+                                         SmallEpilogue::kSiluMul, SmallEpilogue::kStoreFloat})
+      for (const SmallInput input :
+           {SmallInput::kNormed, SmallInput::kLoaded, SmallInput::kStreamed})
+        if (const cudaError_t error = lift_limit(pick(epilogue, input, rows)); error != cudaSuccess)
+          return error;
+    for (const SmallEpilogue epilogue : {SmallEpilogue::kStore, SmallEpilogue::kSiluMul})
+      if (const cudaError_t error = lift_limit(pick_experts(epilogue, rows)); error != cudaSuccess)
+        return error;
+  }
   return cudaSuccess;
 }
 
 cudaError_t linear_small(const SmallLinear& task, const SmallPlan& plan, cudaStream_t stream) {
   if (task.rows == 0 || task.out == 0) return cudaSuccess;
   if (task.rows > kSmallRows) return cudaErrorInvalidValue;
-  const bool any = task.in % 8 != 0;
-  Task raw = raw_task(task, plan);
-  if (task.norm != nullptr && (any || !plan.resident)) {
+  const bool plain = task.in % 8 != 0;
+  SmallLinear ready = task;
+  if (task.norm != nullptr && (plain || plan.input != SmallInput::kNormed)) {
     if (task.scratch == nullptr) return cudaErrorInvalidValue;
     const cudaError_t error = rms_norm(
         {task.residual, task.index, task.norm, task.eps, task.rows, task.in, task.scratch}, stream);
     if (error != cudaSuccess) return error;
-    raw.x = reinterpret_cast<const __nv_bfloat16*>(task.scratch);
+    ready.x = task.scratch;
   }
-  if (any) return launch_plain(task, raw, stream);
-  return launch_chained(pick(task.epilogue, plan.resident, task.rows > 8), dim3(plan.blocks),
-                        dim3(kThreads), plan.shared_bytes, stream, raw);
+  if (plain) return linear_plain(ready, stream);
+  return launch_chained(pick(task.epilogue, plan.input, task.rows), dim3(plan.blocks),
+                        dim3(kThreads), plan.shared_bytes, stream, raw_task(ready, plan));
+}
+
+cudaError_t linear_small_experts(const SmallLinear& task, const SmallExperts& experts,
+                                 const SmallPlan& plan, cudaStream_t stream) {
+  if (task.rows == 0 || task.out == 0) return cudaSuccess;
+  const bool known =
+      task.epilogue == SmallEpilogue::kStore || task.epilogue == SmallEpilogue::kSiluMul;
+  if (task.rows > kSmallRows || task.in % 8 != 0 || task.x == nullptr || !known)
+    return cudaErrorInvalidValue;
+  Task raw = raw_task(task, plan);
+  raw.tiles = experts.tiles;
+  raw.tile_count = experts.tile_count;
+  raw.x_index = experts.x_index;
+  return launch_chained(pick_experts(task.epilogue, task.rows), dim3(plan.blocks), dim3(kThreads),
+                        plan.shared_bytes, stream, raw);
 }
 
 }  // namespace tandem::cuda

@@ -22,14 +22,22 @@ class DeviceArray {
     EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&data_), bytes()), cudaSuccess);
     poison();
   }
-  explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) {
-    EXPECT_EQ(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice), cudaSuccess);
-  }
+  explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) { write(values); }
   ~DeviceArray() { (void)cudaFree(data_); }
   DeviceArray(const DeviceArray&) = delete;
   DeviceArray& operator=(const DeviceArray&) = delete;
 
-  void poison() { EXPECT_EQ(cudaMemset(data_, 0xff, bytes()), cudaSuccess); }
+  // Both wait for the device: streams of tests do not wait for the default stream.
+  void poison() {
+    EXPECT_EQ(cudaMemset(data_, 0xff, bytes()), cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  }
+  void write(const std::vector<T>& values) {
+    if (values.empty()) return;
+    EXPECT_EQ(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
+              cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  }
   [[nodiscard]] T* get() const { return data_; }
   [[nodiscard]] size_t count() const { return count_; }
   [[nodiscard]] size_t bytes() const { return std::max<size_t>(count_, 1) * sizeof(T); }

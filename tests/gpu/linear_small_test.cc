@@ -82,11 +82,7 @@ class LinearSmallTest : public CardTest {
                      const std::vector<T>& before = {}, const SmallPlan& overrides = {}) {
     const size_t width = epilogue == SmallEpilogue::kSiluMul ? p.shape.out / 2 : p.shape.out;
     DeviceArray<T> out(kSmallRows * width);
-    if (!before.empty()) {
-      EXPECT_EQ(
-          cudaMemcpy(out.get(), before.data(), before.size() * sizeof(T), cudaMemcpyHostToDevice),
-          cudaSuccess);
-    }
+    if (!before.empty()) out.write(before);
     p.scratch.poison();
     const SmallLinear task = p.task(rows, epilogue, normed, biased, out.get());
     const SmallPlan plan = plan_small_linear(task, {}, overrides);
@@ -223,7 +219,7 @@ TEST_F(LinearSmallTest, ChainsInAGraph) {
   };
   for (int i = 0; i < 20; ++i) layer(true);
   const auto want = x.read();
-  ASSERT_CUDA(cudaMemcpy(x.get(), gate.residual.data(), x.bytes(), cudaMemcpyHostToDevice));
+  x.write(gate.residual);
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t exec = nullptr;
   ASSERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));

@@ -42,12 +42,13 @@ TEST(SmallPlanTest, PlansFitTheKernel) {
             EXPECT_GE(plan.chunk, kSmallChunk);
             EXPECT_GE(plan.stages, 2U);
             EXPECT_LE(plan.stages, 8U);  // barriers there are
-            EXPECT_LE(plan.shared_bytes, device.shared_bytes);
-            EXPECT_FALSE(plan.resident && !normed);
-            const uint32_t stage_rows = plan.tile_rows + (plan.resident ? 0 : rows);
+            EXPECT_LE(plan.shared_bytes,
+                      rows <= kSmallFewRows ? device.shared_bytes : device.shared_bytes_many);
+            EXPECT_FALSE(plan.input == SmallInput::kNormed && !normed);
+            const bool streamed = plan.input == SmallInput::kStreamed;
+            const uint32_t stage_rows = plan.tile_rows + (streamed ? rows : 0);
             EXPECT_GE(plan.shared_bytes,
-                      small_fixed_bytes(rows) +
-                          (plan.resident ? small_resident_bytes(in, rows) : 0) +
+                      small_fixed_bytes(rows) + (streamed ? 0 : small_resident_bytes(in, rows)) +
                           plan.stages * small_stage_bytes(stage_rows, plan.chunk));
           }
 }
@@ -55,7 +56,7 @@ TEST(SmallPlanTest, PlansFitTheKernel) {
 TEST(SmallPlanTest, ABatchOf1NormsItsOwnRowAndKeepsTheCardBusy) {
   const SmallPlan plan =
       plan_small_linear(task_of(3584, 37888, 1, SmallEpilogue::kSiluMul, true), {});
-  EXPECT_TRUE(plan.resident);
+  EXPECT_EQ(plan.input, SmallInput::kNormed);
   EXPECT_EQ(plan.blocks, 132U);
   // Enough on its way to cover memory latency: about 64 KB a multiprocessor at 4.3 TB/s.
   EXPECT_GE(plan.stages * plan.tile_rows * plan.chunk * 2, 64U * 1024);
