@@ -24,6 +24,7 @@ int run(int argc, char** argv) {
   tandem::cli::add_down(app, context);
   tandem::cli::add_status(app, context);
   tandem::cli::add_chat(app, context);
+  tandem::cli::add_doctor(app, context);
   tandem::cli::add_generate(app, context);
   tandem::cli::add_tokenize(app, context);
   tandem::cli::add_eval(app, context);

@@ -32,7 +32,7 @@ uint64_t fixed_bytes(const ArenaRequest& r) {
 // What the arena may take. A configured number of blocks is taken at its word; only "what is left"
 // has to leave something for others.
 uint64_t allowance(const ArenaRequest& r) {
-  uint64_t allowed = r.free_bytes;
+  uint64_t allowed = r.free_bytes + r.taken_bytes;
   if (r.kv_blocks == 0) {
     const double share = std::clamp(r.utilization, 0.0, 1.0) * static_cast<double>(r.total_bytes);
     allowed = std::min(allowed, static_cast<uint64_t>(share));
@@ -44,11 +44,12 @@ std::string share_text(const ArenaRequest& r) {
   char share[64] = "";
   if (r.kv_blocks == 0)
     std::snprintf(share, sizeof(share), " and gpu_memory_utilization is %.2f", r.utilization);
-  return amount(r.free_bytes) + " of " + amount(r.total_bytes) + " are free" + share;
+  return amount(r.free_bytes + r.taken_bytes) + " of " + amount(r.total_bytes) +
+         (r.taken_bytes == 0 ? " are free" : " are free or this process's") + share;
 }
 
 std::string neighbours_text(const ArenaRequest& r) {
-  const uint64_t used = r.total_bytes - std::min(r.total_bytes, r.free_bytes);
+  const uint64_t used = r.total_bytes - std::min(r.total_bytes, r.free_bytes + r.taken_bytes);
   // A context of one's own takes about half a gigabyte; more than that is somebody else's.
   constexpr uint64_t kOwnContext = uint64_t{1} << 30;
   if (r.neighbours.empty()) {
@@ -66,7 +67,7 @@ std::string neighbours_text(const ArenaRequest& r) {
 
 std::string remedies(const ArenaRequest& r) {
   std::string text = "Use a card with more free memory";
-  if (!r.neighbours.empty() || r.free_bytes < r.total_bytes / 2)
+  if (!r.neighbours.empty() || r.free_bytes + r.taken_bytes < r.total_bytes / 2)
     text += ", end what else uses this one";
   if (r.kv_blocks == 0) {
     if (r.utilization < 0.95) text += ", raise gpu_memory_utilization";

@@ -31,6 +31,9 @@ struct ArenaRequest {
   std::string device;        // "device 0 (NVIDIA H200)", for messages
   uint64_t total_bytes = 0;  // of the card
   uint64_t free_bytes = 0;   // now, this process's context already made
+  // Of `parts`, what this process holds already (weights allocated while loading); not in
+  // free_bytes.
+  uint64_t taken_bytes = 0;
   // This process may use that share of the card when the KV pool takes what is left.
   double utilization = 0.9;
   // Kept free for what CUDA takes by itself after the plan: recorded graphs, kernels' code and

@@ -36,6 +36,13 @@ Advice advice_for(cudaError_t error) {
                 "lower gpu_memory_utilization or the KV memory, or end what else "
                 "uses the card (nvidia-smi)"};
   }
+  int driver = 0;
+  if (error == cudaErrorInsufficientDriver &&
+      (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)) {
+    return {ErrorCode::kUnavailable,
+            "there is no NVIDIA driver here (in a container: was it started with --gpus?); install "
+            "one, or use device: cpu"};
+  }
   if (error == cudaErrorInsufficientDriver || error == cudaErrorCallRequiresNewerDriver ||
       error == cudaErrorUnsupportedPtxVersion || error == cudaErrorSystemDriverMismatch ||
       error == cudaErrorCompatNotSupportedOnDevice) {

@@ -41,6 +41,8 @@ Result<DeviceInfo> read_info(int index) {
 
 bool built_with_cuda() { return true; }
 
+std::string_view built_architectures() { return TANDEM_CUDA_ARCHITECTURES; }
+
 Result<CudaVersions> cuda_versions() {
   CudaVersions versions{.driver = 0, .runtime = CUDART_VERSION};
   TANDEM_CUDA_TRY(cudaDriverGetVersion(&versions.driver));
@@ -62,7 +64,7 @@ Result<Device> Device::open(int index) {
   TANDEM_ASSIGN(const std::vector<DeviceInfo> devices, list_devices());
   TANDEM_TRY(check_index(index, devices));
   Device device(devices[static_cast<size_t>(index)]);
-  TANDEM_TRY(check_architecture(device.info(), TANDEM_CUDA_ARCHITECTURES));
+  TANDEM_TRY(check_architecture(device.info(), built_architectures()));
   TANDEM_TRY(device.make_current());
   TANDEM_CUDA_TRY(cudaFree(nullptr));  // makes the context, so that its cost and errors come here
   return device;

@@ -34,6 +34,8 @@ struct CudaVersions {
 
 // Whether this build has CUDA code at all.
 [[nodiscard]] bool built_with_cuda();
+// "90a"; empty without CUDA.
+[[nodiscard]] std::string_view built_architectures();
 
 [[nodiscard]] Result<CudaVersions> cuda_versions();
 

@@ -16,6 +16,8 @@ auto not_built() {
 
 bool built_with_cuda() { return false; }
 
+std::string_view built_architectures() { return {}; }
+
 Result<CudaVersions> cuda_versions() { return not_built(); }
 
 Result<std::vector<DeviceInfo>> list_devices() { return not_built(); }

@@ -9,6 +9,7 @@
 
 #include "common/base/run_file.h"
 #include "common/config/config.h"
+#include "common/config/units.h"
 #include "common/engine/cpu/cpu_ops.h"
 #include "common/engine/cuda/cuda_ops.h"
 #include "common/engine/engine.h"
@@ -18,6 +19,7 @@
 #include "common/net/http_server.h"
 #include "common/net/io_thread.h"
 #include "common/node/device_thread.h"
+#include "common/node/gpu_watch.h"
 #include "common/node/loopback.h"
 #include "common/node/message_log.h"
 #include "common/node/node_model.h"
@@ -159,6 +161,7 @@ struct NodeProcess::State final : transport::TransportEvents {
   HttpRouter routes;
   std::unique_ptr<HttpServer> http;
   std::unique_ptr<ControlClient> client;
+  std::unique_ptr<GpuWatch> gpu_watch;  // null on CPU
   std::unique_ptr<IoThread::Timer> tick_timer;
   std::unique_ptr<IoThread::Timer> heartbeat_timer;
 
@@ -255,6 +258,10 @@ Result<StepFunction> NodeProcess::State::make_engine() {
 Status NodeProcess::State::load_engine() {
   TANDEM_TRY(device.start([this] { return make_engine(); }));
   model.checkpoint->release_pages();
+  if (const auto choice = parse_device(spec.settings.device); choice && choice->cuda) {
+    gpu_watch = watch_device(choice->index, spec.config.gpu.libraries,
+                             {.clock = clock, .log = log, .metrics = metrics});
+  }
   log.info("engine_loaded", {{"engine", engine_name},
                              {"device", model.device.name()},
                              {"stored_bytes", model.checkpoint->summary().stored_bytes},
@@ -376,7 +383,7 @@ control::Hello NodeProcess::State::make_hello() const {
   c.set_kv_codec_version(proto::kKvCodecVersion);
   c.set_dtype(std::string(to_string(model.weights)));
   c.set_transport_protocol_version(proto::kKvFrameVersion);
-  for (const auto& [library, version] : library_versions(*transport)) {
+  for (const auto& [library, version] : library_versions(*transport, spec.settings)) {
     (*c.mutable_library_versions())[library] = version;
   }
   hello.set_transport(std::string(transport->name()));

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "common/config/units.h"
+#include "common/cuda/device_info.h"
 #include "common/transport/ucx/ucx_transport.h"
 
 namespace tandem::node {
@@ -22,15 +24,23 @@ Result<std::unique_ptr<transport::Transport>> open_transport(const TransportSett
               "transport.kind");
 }
 
-std::map<std::string, std::string> library_versions(const transport::Transport& transport) {
+std::map<std::string, std::string> library_versions(const transport::Transport& transport,
+                                                    const NodeSettings& node) {
   std::map<std::string, std::string> versions;
+  const auto device = parse_device(node.device);
+  if (device && device->cuda) {
+    if (const auto cuda = cuda::cuda_versions()) {
+      versions.emplace("cuda_driver", cuda::version_text(cuda->driver));
+      versions.emplace("cuda_runtime", cuda::version_text(cuda->runtime));
+    }
+  }
   // detail() begins with the library and its version: "ucx 1.13.1: posix, cma, tcp".
   const std::string detail = transport.detail();
   const size_t space = detail.find(' ');
   const size_t colon = detail.find(':');
-  if (transport.name() == "ucx" && space != std::string::npos && colon != std::string::npos &&
-      space < colon) {
-    versions.emplace("ucx", detail.substr(space + 1, colon - space - 1));
+  const bool has_library = transport.name() == "ucx" || transport.name() == "nccl";
+  if (has_library && space != std::string::npos && colon != std::string::npos && space < colon) {
+    versions.emplace(transport.name(), detail.substr(space + 1, colon - space - 1));
   }
   return versions;
 }

@@ -21,8 +21,9 @@ using WarningHandler = std::function<void(const std::string&)>;
     const TransportSettings& settings, const transport::TransportDeps& deps,
     WarningHandler on_warning = {});
 
-// For the handshake: libraries whose versions two nodes must share, e.g. {"ucx", "1.13.1"}.
+// For the handshake: libraries whose versions two nodes must share, e.g. {"ucx", "1.13.1"}; on a
+// node with a GPU also "cuda_driver" and "cuda_runtime".
 [[nodiscard]] std::map<std::string, std::string> library_versions(
-    const transport::Transport& transport);
+    const transport::Transport& transport, const NodeSettings& node);
 
 }  // namespace tandem::node

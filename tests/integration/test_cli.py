@@ -212,3 +212,28 @@ def test_help_and_version():
     text = tandem("--help").stdout
     for command in ["up", "down", "status", "generate", "tokenize", "eval", "chat", "bench"]:
         assert command in text
+
+
+def test_doctor_describes_this_machine_in_both_forms():
+    run = tandem("doctor", "--json", check=False)
+    report = json.loads(run.stdout)
+    assert run.returncode == (0 if report["healthy"] else 1), run.stdout
+    assert report["system"]["cpus"] >= 1
+    assert {t["name"] for t in report["transports"]} == {"ucx", "cuda_ipc", "nccl"}
+    assert len(report["topology"]) == len(report["cards"])
+    text = tandem("doctor", check=False).stdout
+    for part in ("machine", "CUDA", "KV transports", report["ucx"]["version"]):
+        assert part in text
+
+
+def test_doctor_checks_what_the_nodes_of_a_file_ask_for(tmp_path):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(json.dumps({"model": {"path": str(CHAT_MODEL)}, "prefill": [],
+                                "decode": [{"name": "far-away", "device": "cuda:999"}]}))
+    run = tandem("doctor", "--json", "--config", path, check=False)
+    report = json.loads(run.stdout)
+    assert run.returncode == 1 and not report["healthy"]
+    assert any(f["severity"] == "problem" and "far-away" in f["text"] for f in report["findings"])
+    path.write_text("decode: [{device: gpu}]\nmodel: {path: x}\n")
+    run = tandem("doctor", "--config", path, check=False)
+    assert run.returncode == 2 and "'gpu' is not a device" in run.stderr

@@ -34,6 +34,7 @@ void add_up(CLI::App& app, CommandContext& context);
 void add_down(CLI::App& app, CommandContext& context);
 void add_status(CLI::App& app, CommandContext& context);
 void add_chat(CLI::App& app, CommandContext& context);
+void add_doctor(CLI::App& app, CommandContext& context);
 
 // Runs `command` and turns its error into one line on stderr and an exit code: 2 when an argument
 // or the configuration is wrong, 1 for everything else.

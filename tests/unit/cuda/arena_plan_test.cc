@@ -70,6 +70,16 @@ TEST(ArenaPlan, LessThanTheShareIsFree) {
   EXPECT_GT(plan->bytes, 38 * kGiB);
 }
 
+TEST(ArenaPlan, WeightsThatAreLoadedAlreadyCountAsThisProcesss) {
+  ArenaRequest r = request();
+  const auto before = plan_arena(r);
+  r.taken_bytes = 14 * kGiB;
+  r.free_bytes -= 14 * kGiB;
+  const auto after = plan_arena(r);
+  ASSERT_TRUE(before && after);
+  EXPECT_EQ(after->kv_blocks, before->kv_blocks);
+}
+
 TEST(ArenaPlan, PrefillMemoryLiesBehindTheKvPool) {
   const ArenaRequest r = request();
   const auto plan = plan_arena(r);

@@ -1,0 +1,139 @@
+#include <algorithm>
+
+#include "common/cuda/device_info.h"
+#include "tools/doctor/report.h"
+
+namespace tandem::doctor {
+namespace {
+
+class Findings {
+ public:
+  void note(std::string text) { all_.push_back({Severity::kNote, std::move(text)}); }
+  void warning(std::string text) { all_.push_back({Severity::kWarning, std::move(text)}); }
+  void problem(std::string text) { all_.push_back({Severity::kProblem, std::move(text)}); }
+  std::vector<Finding> take() {
+    std::stable_sort(all_.begin(), all_.end(),
+                     [](const Finding& a, const Finding& b) { return a.severity > b.severity; });
+    return std::move(all_);
+  }
+
+ private:
+  std::vector<Finding> all_;
+};
+
+void find_in_system(const SystemFacts& s, Findings& out) {
+  constexpr uint64_t kSmallShm = uint64_t{256} << 20;
+  constexpr uint64_t kSmallLock = uint64_t{64} << 20;
+  if (s.shm_bytes && *s.shm_bytes < kSmallShm) {
+    out.warning("/dev/shm has " + std::to_string(*s.shm_bytes >> 20) +
+                " MiB; KV between processes of this host goes through it: give it 256 MiB or more "
+                "(in a container --shm-size)");
+  }
+  if (s.transparent_huge_pages == "never")
+    out.note("transparent huge pages are off; `madvise` speeds up the KV pool of CPU nodes");
+  if (s.memlock_bytes && *s.memlock_bytes < kSmallLock && s.nvidia_device_files) {
+    out.note("at most " + std::to_string(*s.memlock_bytes >> 10) +
+             " KiB may be locked (ulimit -l); RDMA needs more, CUDA does not");
+  }
+}
+
+const cuda::LibraryInfo* library(const Report& r, std::string_view name) {
+  for (const cuda::LibraryInfo& info : r.libraries) {
+    if (info.name == name) return &info;
+  }
+  return nullptr;
+}
+
+void find_in_cuda(const Report& r, Findings& out) {
+  const bool hardware = r.system.nvidia_device_files || !r.cards.empty();
+  if (!r.built_with_cuda) {
+    if (hardware) {
+      out.warning(
+          "this machine has an NVIDIA card, but this build has no CUDA: run "
+          "scripts/install-cuda.sh and build again");
+    }
+    return;
+  }
+  if (r.devices.empty()) {
+    if (hardware) {
+      out.problem("there is an NVIDIA card, but CUDA cannot use it: " + r.cuda_error);
+    } else {
+      out.note("no NVIDIA card: nodes run on CPU");
+    }
+    return;
+  }
+  if (r.cuda.driver != 0 && r.cuda.driver < r.cuda.runtime) {
+    out.problem("the driver speaks CUDA " + cuda::version_text(r.cuda.driver) +
+                ", this build needs " + cuda::version_text(r.cuda.runtime) + ": update the driver");
+  }
+  for (const cuda::DeviceInfo& device : r.devices) {
+    if (const Status fits = cuda::check_architecture(device, r.architectures); !fits)
+      out.warning(fits.error().detail);
+  }
+  const cuda::LibraryInfo* blas = library(r, "cuBLASLt");
+  if (blas != nullptr && !blas->found) {
+    out.problem("cuBLASLt is missing, so device: cuda cannot start: " + blas->problem +
+                ". It comes with the CUDA toolkit, PyTorch or scripts/install-cuda.sh; name its "
+                "folder in gpu.libraries (TANDEM_GPU_LIBRARIES)");
+  }
+  const cuda::LibraryInfo* nccl = library(r, "NCCL");
+  if (nccl != nullptr && !nccl->found && r.devices.size() > 1)
+    out.warning("NCCL is missing, so transport nccl cannot be used: " + nccl->problem);
+  if (!r.nvml_error.empty()) out.warning("cards cannot be watched: " + r.nvml_error);
+  if (!r.ucx_knows_cuda) {
+    out.note("UCX " + r.ucx_version +
+             " does not know CUDA: KV of cards goes through host memory under transport ucx");
+  }
+}
+
+void find_in_cards(const Report& r, Findings& out) {
+  for (const cuda::CardHealth& card : r.cards) {
+    const std::string who = "card " + std::to_string(card.index) + " (" + card.uuid + "): ";
+    for (const std::string& text : cuda::link_problems(card, nullptr, 0)) out.warning(who + text);
+    if (card.ecc_uncorrected.value_or(0) > 0) {
+      out.warning(who + std::to_string(*card.ecc_uncorrected) +
+                  " uncorrectable memory errors since the driver was loaded");
+    }
+    for (const std::string& reason : card.slowed_by)
+      out.warning(who + "its clocks are held down by " + reason);
+  }
+}
+
+void find_in_nodes(const Report& r, Findings& out) {
+  for (const Report::Node& node : r.nodes) {
+    if (!node.cuda) continue;
+    if (r.devices.empty()) {
+      out.problem("node " + node.name + " wants device " + node.device + ": " + r.cuda_error);
+      continue;
+    }
+    if (const Status there = cuda::check_index(node.index, r.devices); !there) {
+      out.problem("node " + node.name + ": " + there.error().detail);
+      continue;
+    }
+    const cuda::DeviceInfo& device = r.devices[static_cast<size_t>(node.index)];
+    if (const Status fits = cuda::check_architecture(device, r.architectures); !fits)
+      out.problem("node " + node.name + ": " + fits.error().detail);
+  }
+}
+
+}  // namespace
+
+std::vector<Finding> find(const Report& report) {
+  Findings out;
+  find_in_system(report.system, out);
+  find_in_cuda(report, out);
+  find_in_cards(report, out);
+  find_in_nodes(report, out);
+  for (const TransportFacts& transport : report.transports) {
+    if (transport.name == "ucx" && !transport.usable)
+      out.problem("UCX does not work here: " + transport.detail);
+  }
+  return out.take();
+}
+
+bool healthy(const std::vector<Finding>& findings) {
+  return std::none_of(findings.begin(), findings.end(),
+                      [](const Finding& f) { return f.severity == Severity::kProblem; });
+}
+
+}  // namespace tandem::doctor
