@@ -1,11 +1,7 @@
-#include <cuda_bf16.h>
-
-#include "common/kv/layout.h"
+#include "kernels/cuda/attention_prefill_feed.cuh"
 #include "kernels/cuda/attention_prefill_kernels.h"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/pipeline.cuh"
 #include "kernels/cuda/tensor_map.h"
-#include "kernels/cuda/tma.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 // A persistent block per multiprocessor: one thread feeds tiles of Q, K and V through shared memory
@@ -15,207 +11,10 @@
 namespace tandem::cuda {
 namespace {
 
-constexpr uint32_t kPageTokens = kv::kBlockTokens;
-constexpr uint32_t kWarpgroup = 128;
-constexpr uint32_t kConsumers = 2;
-constexpr uint32_t kConsumerRows = 64;
-constexpr uint32_t kConsumerWarps = kConsumers * kWarpgroup / 32;
-constexpr uint32_t kThreads = (1 + kConsumers) * kWarpgroup;
-// The producer needs few registers; what it gives back lets the consumers hold scores, weights and
-// results at once: 40 + 2 * 232 = 504 of the 512 = 65,536 / 128.
-constexpr int kProducerRegs = 40;
-constexpr int kConsumerRegs = 232;
-constexpr uint32_t kTileSlots = 2;
+using namespace prefill;
+
 // Named barriers (0 is __syncthreads): whose turn it is.
 constexpr uint32_t kTurnBarrier = 1;
-
-// Shapes of one instantiation. `HeadDim` is the padded one: columns past the real one arrive as
-// zeros.
-template <uint32_t HeadDim, uint32_t KeyTile, uint32_t Stages, bool Turns = true>
-struct Config {
-  static constexpr bool kTurns = Turns;
-  static constexpr uint32_t kHeadDim = HeadDim;
-  static constexpr uint32_t kKeyTile = KeyTile;
-  static constexpr uint32_t kStages = Stages;
-  // A panel is the columns of one swizzled row.
-  static constexpr uint32_t kPanel = HeadDim % 64 == 0 ? 64 : 32;
-  static constexpr uint32_t kPanels = HeadDim / kPanel;
-  static constexpr uint32_t kSwizzle = kPanel * 2;
-  static constexpr uint32_t kQueryPanelBytes = kConsumerRows * kSwizzle;
-  static constexpr uint32_t kQueryBytes = kPanels * kQueryPanelBytes;  // of one consumer
-  static constexpr uint32_t kKeyPanelBytes = KeyTile * kSwizzle;
-  static constexpr uint32_t kKeyBytes = kPanels * kKeyPanelBytes;  // of one stage
-  static_assert(kPrefillAlign % KeyTile == 0);
-};
-
-struct Barriers {
-  uint64_t q_full[kConsumers];
-  uint64_t q_free[kConsumers];
-  uint64_t tile_full[kTileSlots];
-  uint64_t tile_free[kTileSlots];
-  uint64_t k_full[4];
-  uint64_t k_free[4];
-  uint64_t v_full[4];
-  uint64_t v_free[4];
-  PrefillTile tiles[kTileSlots];  // rows 0: the end
-  float sink[kThreads];           // finish_softmax()
-};
-
-template <class C>
-struct Shared {
-  alignas(1024) unsigned char q[kConsumers][C::kQueryBytes];
-  alignas(1024) unsigned char k[C::kStages][C::kKeyBytes];
-  alignas(1024) unsigned char v[C::kStages][C::kKeyBytes];
-  alignas(16) Barriers at;
-};
-
-struct Arguments {
-  CUtensorMap q;
-  CUtensorMap keys;
-  CUtensorMap values;
-  CUtensorMap exact_keys;
-  CUtensorMap exact_values;
-  const PrefillTile* tiles;
-  uint32_t tile_count;
-  uint32_t* counters;
-  __nv_bfloat16* out;
-  uint64_t out_stride;
-  uint32_t head_dim;
-  uint32_t group;
-  uint32_t window;
-  uint32_t exact;  // 0 or 1
-  float scale_log2;
-};
-
-// The key tiles of a query tile in the order in which both sides take them: those of the exact
-// workspace, then the stored ones downward from the diagonal.
-struct KeyRange {
-  uint32_t exact = 0;  // count
-  uint32_t last = 0;   // stored tiles first .. last-1
-  uint32_t count = 0;  // in all
-
-  __device__ KeyRange(const Arguments& args, const PrefillTile& tile, uint32_t key_tile) {
-    const uint32_t end = tile.position + tile.rows;
-    uint32_t stored_end = end;
-    if (args.exact != 0) {
-      const uint32_t page = tile.position / kPageTokens * kPageTokens;
-      exact = (end - page + key_tile - 1) / key_tile;
-      stored_end = (end - 1) / kPageTokens * kPageTokens;
-    }
-    const uint32_t begin =
-        args.window == 0 || tile.position < args.window ? 0 : tile.position - args.window + 1;
-    const uint32_t first = begin / key_tile;
-    last = (stored_end + key_tile - 1) / key_tile;
-    count = exact + (last > first ? last - first : 0);
-  }
-  __device__ bool is_exact(uint32_t i) const { return i < exact; }
-  __device__ uint32_t stored(uint32_t i) const { return last - 1 - (i - exact); }
-};
-
-// Position in a ring of buffers, each with a full and a free barrier.
-template <uint32_t Stages>
-struct RingPosition {
-  uint32_t stage = 0;
-  uint32_t parity = 0;  // of the full barrier; the free one is awaited with parity ^ 1
-  __device__ void advance() {
-    if (++stage == Stages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
-template <class C>
-class Producer {
- public:
-  __device__ Producer(const Arguments& args, Shared<C>& shared) : args_(args), shared_(shared) {}
-
-  __device__ void run() {
-    uint32_t index = blockIdx.x;
-    while (index < args_.tile_count) {
-      const PrefillTile tile = args_.tiles[index];
-      // Early, so that its latency hides behind this tile's copies.
-      index = gridDim.x + atomicAdd(&args_.counters[0], 1);
-      announce(tile);
-      load(tile);
-    }
-    announce(PrefillTile{});
-    // The last block through leaves the counters as it found them.
-    __threadfence();
-    if (atomicAdd(&args_.counters[1], 1) == gridDim.x - 1) {
-      args_.counters[0] = 0;
-      args_.counters[1] = 0;
-    }
-  }
-
- private:
-  __device__ void announce(const PrefillTile& tile) {
-    barrier_wait(&shared_.at.tile_free[slot_.stage], slot_.parity ^ 1);
-    shared_.at.tiles[slot_.stage] = tile;
-    barrier_arrive(&shared_.at.tile_full[slot_.stage]);
-    slot_.advance();
-  }
-
-  __device__ void load(const PrefillTile& tile) {
-    const KeyRange range(args_, tile, C::kKeyTile);
-    load_keys(tile, range, 0);
-    for (uint32_t w = 0; w < kConsumers; ++w)
-      if (w * kConsumerRows < tile.rows) load_queries(tile, w);
-    for (uint32_t i = 1; i < range.count; ++i) {
-      load_keys(tile, range, i);
-      load_values(tile, range, i - 1);
-    }
-    load_values(tile, range, range.count - 1);
-  }
-
-  __device__ void load_queries(const PrefillTile& tile, uint32_t w) {
-    Barriers& at = shared_.at;
-    barrier_wait(&at.q_free[w], ((q_parity_ >> w) & 1) ^ 1);
-    q_parity_ ^= 1U << w;
-    barrier_expect(&at.q_full[w], C::kQueryBytes);
-#pragma unroll 1
-    for (uint32_t p = 0; p < C::kPanels; ++p)
-      tma_load_3d(shared_.q[w] + p * C::kQueryPanelBytes, &args_.q, &at.q_full[w],
-                  static_cast<int32_t>(p * C::kPanel), static_cast<int32_t>(tile.head),
-                  static_cast<int32_t>(tile.row + w * kConsumerRows));
-  }
-
-  __device__ void load_keys(const PrefillTile& tile, const KeyRange& range, uint32_t i) {
-    barrier_wait(&shared_.at.k_free[k_.stage], k_.parity ^ 1);
-    load_side(tile, range, i, &args_.keys, &args_.exact_keys, &shared_.at.k_full[k_.stage],
-              shared_.k[k_.stage]);
-    k_.advance();
-  }
-
-  __device__ void load_values(const PrefillTile& tile, const KeyRange& range, uint32_t i) {
-    barrier_wait(&shared_.at.v_free[v_.stage], v_.parity ^ 1);
-    load_side(tile, range, i, &args_.values, &args_.exact_values, &shared_.at.v_full[v_.stage],
-              shared_.v[v_.stage]);
-    v_.advance();
-  }
-
-  __device__ void load_side(const PrefillTile& tile, const KeyRange& range, uint32_t i,
-                            const CUtensorMap* stored, const CUtensorMap* exact, uint64_t* full,
-                            unsigned char* to) {
-    const bool is_exact = range.is_exact(i);
-    const uint32_t at = is_exact ? tile.exact_offset + i * C::kKeyTile
-                                 : tile.kv_offset + range.stored(i) * C::kKeyTile;
-    const uint32_t head = tile.head / args_.group;
-    barrier_expect(full, C::kKeyBytes);
-#pragma unroll 1
-    for (uint32_t p = 0; p < C::kPanels; ++p)
-      tma_load_3d(to + p * C::kKeyPanelBytes, is_exact ? exact : stored, full,
-                  static_cast<int32_t>(p * C::kPanel), static_cast<int32_t>(at),
-                  static_cast<int32_t>(head));
-  }
-
-  const Arguments& args_;
-  Shared<C>& shared_;
-  RingPosition<kTileSlots> slot_;
-  RingPosition<C::kStages> k_;
-  RingPosition<C::kStages> v_;
-  uint32_t q_parity_ = 0;
-};
 
 __device__ inline float exp2_fast(float x) {
   float y;
@@ -247,7 +46,7 @@ class Consumer {
         lane_(threadIdx.x % 32) {}
 
   __device__ void run() {
-    if (me_ == 1) turn_pass(0);  // the first consumer goes first
+    if (me_ == kConsumers - 1) turn_pass(0);  // the first consumer goes first
     for (;;) {
       barrier_wait(&shared_.at.tile_full[slot_.stage], slot_.parity);
       const PrefillTile tile = shared_.at.tiles[slot_.stage];
@@ -293,6 +92,7 @@ class Consumer {
     sum_[0] = sum_[1] = 0.0F;
 
     barrier_wait(&shared_.at.q_full[me_], q_parity_);
+    q_parity_ ^= 1;
     barrier_wait(&shared_.at.k_full[k_.stage], k_.parity);
     wgmma_fence();
     start_scores(scores);
@@ -301,24 +101,24 @@ class Consumer {
     wgmma_pin(scores);
     release(&shared_.at.k_free[k_.stage]);
     k_.advance();
-    if (needs_mask(tile, range, 0)) mask(tile, range, 0, scores);
-    float keep[2];
-    softmax(scores, keep);
+    mask(tile, range, 0, scores);
+    softmax(scores);
     pack(scores, weights);
 
     // Masked tiles come first (the diagonal) and last (the far end of a window).
+    const uint32_t diagonal = masked_first(tile, range);
+    const uint32_t inner = range.count - masked_last(tile, range);
     uint32_t i = 1;
 #pragma unroll 1
-    for (; i < range.count && needs_mask(tile, range, i); ++i)
+    for (; i < min(diagonal, range.count); ++i)
       step<true>(tile, range, i, scores, weights, out);
 #pragma unroll 1
-    for (; i < range.count && !needs_mask(tile, range, i); ++i)
-      step<false>(tile, range, i, scores, weights, out);
+    for (; i < inner; ++i) step<false>(tile, range, i, scores, weights, out);
 #pragma unroll 1
     for (; i < range.count; ++i) step<true>(tile, range, i, scores, weights, out);
     release(&shared_.at.q_free[me_]);
-    q_parity_ ^= 1;
 
+    rescale(out);
     barrier_wait(&shared_.at.v_full[v_.stage], v_.parity);
     wgmma_fence();
     start_values(weights, out);
@@ -335,12 +135,13 @@ class Consumer {
   __device__ __forceinline__ void step(const PrefillTile& tile, const KeyRange& range, uint32_t i,
                                        float (&scores)[kScores], uint32_t (&weights)[kScores / 2],
                                        float (&out)[kOut]) {
-    const bool turns = C::kTurns && tile.rows > kConsumerRows;
+    const bool turns = tile.rows > kConsumerRows;
     barrier_wait(&shared_.at.k_full[k_.stage], k_.parity);
     if (turns) turn_wait(me_);
     wgmma_fence();
     start_scores(scores);
     wgmma_commit();
+    rescale(out);
     barrier_wait(&shared_.at.v_full[v_.stage], v_.parity);
     wgmma_fence();
     start_values(weights, out);
@@ -351,42 +152,35 @@ class Consumer {
     release(&shared_.at.k_free[k_.stage]);
     k_.advance();
     if constexpr (Masked) mask(tile, range, i, scores);
-    float keep[2];
-    softmax(scores, keep);
+    softmax(scores);
     finish_softmax();
     wgmma_wait<0>();
     wgmma_pin(out);
     release(&shared_.at.v_free[v_.stage]);
     v_.advance();
     pack(scores, weights);
-#pragma unroll
-    for (uint32_t j = 0; j < kOut; ++j) out[j] *= keep[(j / 2) % 2];
   }
 
   __device__ void start_scores(float (&scores)[kScores]) {
-    const uint32_t q = shared_address(shared_.q[me_]);
-    const uint32_t k = shared_address(shared_.k[k_.stage]);
+    const uint64_t q = wgmma_descriptor(shared_address(shared_.q[me_]), 16, 8 * C::kSwizzle,
+                                        C::kSwizzle);
+    const uint64_t k = wgmma_descriptor(shared_address(shared_.k[k_.stage]), 16, 8 * C::kSwizzle,
+                                        C::kSwizzle);
 #pragma unroll
     for (uint32_t step = 0; step < C::kHeadDim / 16; ++step) {
       const uint32_t panel = step * 16 / C::kPanel;
       const uint32_t column = step * 16 % C::kPanel * 2;
-      Wgmma<C::kKeyTile>::ss(
-          scores,
-          wgmma_descriptor(q + panel * C::kQueryPanelBytes + column, 16, 8 * C::kSwizzle,
-                           C::kSwizzle),
-          wgmma_descriptor(k + panel * C::kKeyPanelBytes + column, 16, 8 * C::kSwizzle,
-                           C::kSwizzle),
-          step != 0);
+      Wgmma<C::kKeyTile>::ss(scores, wgmma_advance(q, panel * C::kQueryPanelBytes + column),
+                             wgmma_advance(k, panel * C::kKeyPanelBytes + column), step != 0);
     }
   }
 
   __device__ void start_values(const uint32_t (&weights)[kScores / 2], float (&out)[kOut]) {
-    const uint32_t v = shared_address(shared_.v[v_.stage]);
+    const uint64_t v = wgmma_descriptor(shared_address(shared_.v[v_.stage]), C::kKeyPanelBytes,
+                                        8 * C::kSwizzle, C::kSwizzle);
 #pragma unroll
     for (uint32_t step = 0; step < C::kKeyTile / 16; ++step)
-      Wgmma<C::kHeadDim>::rs(out, weights + 4 * step,
-                             wgmma_descriptor(v + step * 16 * C::kSwizzle, C::kKeyPanelBytes,
-                                              8 * C::kSwizzle, C::kSwizzle));
+      Wgmma<C::kHeadDim>::rs(out, weights + 4 * step, wgmma_advance(v, step * 16 * C::kSwizzle));
   }
 
   [[nodiscard]] __device__ int32_t first_row(const PrefillTile& tile) const {
@@ -405,16 +199,25 @@ class Consumer {
     return position & ~static_cast<int32_t>(kPageTokens - 1);
   }
 
-  // Is there a key in tile i that one of this warpgroup's rows does not see?
-  [[nodiscard]] __device__ bool needs_mask(const PrefillTile& tile, const KeyRange& range,
-                                           uint32_t i) const {
-    if (range.is_exact(i)) return true;
+  // How many tiles from the first on hold a key that one of this warpgroup's rows comes before.
+  [[nodiscard]] __device__ uint32_t masked_first(const PrefillTile& tile,
+                                                 const KeyRange& range) const {
     const int32_t row = first_row(tile);
-    const int32_t key = origin(tile, range, i);
-    const int32_t seen_by_all = args_.exact != 0 ? page_of(row) : row + 1;
-    const auto window = static_cast<int32_t>(args_.window);
-    return key + static_cast<int32_t>(C::kKeyTile) > seen_by_all ||
-           (window != 0 && key <= row + static_cast<int32_t>(kConsumerRows) - 1 - window);
+    const auto seen_by_all = static_cast<uint32_t>(args_.exact != 0 ? page_of(row) : row + 1);
+    const uint32_t whole = seen_by_all / C::kKeyTile;
+    return range.exact + (range.last > whole ? range.last - whole : 0);
+  }
+
+  // How many tiles up to the last one hold a key that has left one of these rows' windows.
+  [[nodiscard]] __device__ uint32_t masked_last(const PrefillTile& tile,
+                                                const KeyRange& range) const {
+    // Positions before this one have left the last row's window.
+    const int32_t left = first_row(tile) + static_cast<int32_t>(kConsumerRows) -
+                         static_cast<int32_t>(args_.window);
+    if (args_.window == 0 || left <= 0) return 0;
+    const uint32_t first = range.last - (range.count - range.exact);
+    const uint32_t end = (static_cast<uint32_t>(left) + C::kKeyTile - 1) / C::kKeyTile;
+    return end > first ? min(end - first, range.count) : 0;
   }
 
   // Sets scores of keys that a row does not see to -inf.
@@ -441,32 +244,42 @@ class Consumer {
     }
   }
 
-  // Scores to unnormalized weights; `keep` is what earlier sums and results shrink by.
-  __device__ void softmax(float (&scores)[kScores], float (&keep)[2]) {
+  __device__ void rescale(float (&out)[kOut]) const {
+#pragma unroll
+    for (uint32_t j = 0; j < kOut; ++j) out[j] *= keep_[(j / 2) % 2];
+  }
+
+  // Scores to unnormalized weights; earlier sums shrink, and earlier results have to. Four chains
+  // of dependent instructions at a time: one warp a scheduler has to fill its latencies itself.
+  __device__ void softmax(float (&scores)[kScores]) {
+    float top[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) top[i] = scores[i];
+#pragma unroll
+    for (uint32_t i = 4; i < kScores; ++i) top[i % 4] = fmaxf(top[i % 4], scores[i]);
+    float row[2] = {fmaxf(top[0], top[1]), fmaxf(top[2], top[3])};
+#pragma unroll
+    for (int lanes = 1; lanes < 4; lanes *= 2)
+#pragma unroll
+      for (float& x : row) x = fmaxf(x, __shfl_xor_sync(~0U, x, lanes));
+    float base[2];
 #pragma unroll
     for (uint32_t r = 0; r < 2; ++r) {
-      float top = scores[2 * r];
-#pragma unroll
-      for (uint32_t j = 0; j < C::kKeyTile / 8; ++j)
-        top = fmaxf(top, fmaxf(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]));
-      top = fmaxf(top, __shfl_xor_sync(~0U, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(~0U, top, 2));
-      top = fmaxf(top, max_[r]);
+      row[r] = fmaxf(row[r], max_[r]);
       // A row may see nothing of its first tiles.
-      const float base = top == -INFINITY ? 0.0F : top * args_.scale_log2;
-      keep[r] = exp2_fast(max_[r] * args_.scale_log2 - base);
-      max_[r] = top;
-      float sum = 0.0F;
-#pragma unroll
-      for (uint32_t j = 0; j < C::kKeyTile / 8; ++j)
-#pragma unroll
-        for (uint32_t c = 0; c < 2; ++c) {
-          float& score = scores[4 * j + 2 * r + c];
-          score = exp2_fast(score * args_.scale_log2 - base);
-          sum += score;
-        }
-      sum_[r] = sum_[r] * keep[r] + sum;
+      base[r] = row[r] == -INFINITY ? 0.0F : row[r] * args_.scale_log2;
+      keep_[r] = exp2_fast(max_[r] * args_.scale_log2 - base[r]);
+      max_[r] = row[r];
     }
+    float sum[4] = {};
+#pragma unroll
+    for (uint32_t i = 0; i < kScores; ++i) {
+      scores[i] = exp2_fast(scores[i] * args_.scale_log2 - base[i / 2 % 2]);
+      sum[i % 4] += scores[i];
+    }
+#pragma unroll
+    for (uint32_t r = 0; r < 2; ++r)
+      sum_[r] = sum_[r] * keep_[r] + (sum[2 * r] + sum[2 * r + 1]);
   }
 
   // ptxas (13.0) moves a wgmma wait ahead of arithmetic that does not need it, but not ahead of a
@@ -536,7 +349,8 @@ class Consumer {
   RingPosition<C::kStages> v_;
   uint32_t q_parity_ = 0;
   float max_[2];  // of the scores so far, unscaled; rows lane/4 and lane/4 + 8 of the warp
-  float sum_[2];  // of the weights in this lane's columns
+  float keep_[2];  // what the results of earlier tiles shrink by
+  float sum_[2];   // of the weights in this lane's columns
 };
 
 template <class C>
@@ -545,10 +359,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ unsigned char raw[];
   auto& shared = *reinterpret_cast<Shared<C>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
   if (threadIdx.x == 0) {
-    Barriers& at = shared.at;
+    Barriers<C>& at = shared.at;
     for (uint32_t i = 0; i < kConsumers; ++i) {
       barrier_init(&at.q_full[i], 1);
-      barrier_init(&at.q_free[i], kConsumerWarps / kConsumers);
+      barrier_init(&at.q_free[i], kWarpgroup / 32);
     }
     for (uint32_t i = 0; i < kTileSlots; ++i) {
       barrier_init(&at.tile_full[i], 1);
@@ -643,7 +457,7 @@ bool prefill_wgmma_takes(const PrefillAttention& args) {
 cudaError_t attention_prefill_wgmma(const PrefillAttention& args, cudaStream_t stream) {
   // Key tiles: what registers (scores next to results) and shared memory (two stages) allow.
   const uint32_t head_dim = args.shape.head_dim;
-  if (head_dim <= 64) return launch<Config<64, 128, 2>>(args, stream);
+  if (head_dim <= 64) return launch<Config<64, 128, 3>>(args, stream);
   if (head_dim <= 96) return launch<Config<96, 128, 2>>(args, stream);
   if (head_dim <= 128) return launch<Config<128, 128, 2>>(args, stream);
   if (head_dim <= 192) return launch<Config<192, 64, 3>>(args, stream);

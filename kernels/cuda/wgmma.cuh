@@ -18,9 +18,14 @@ namespace tandem::cuda {
 
 __device__ inline uint64_t wgmma_descriptor(uint32_t address, uint32_t leading, uint32_t stride,
                                             uint32_t swizzle) {
-  const uint64_t kind = swizzle == 128 ? 1 : swizzle == 64 ? 2 : 3;
-  return (kind << 62) | (uint64_t{(stride >> 4) & 0x3FFF} << 32) |
-         (uint64_t{(leading >> 4) & 0x3FFF} << 16) | ((address >> 4) & 0x3FFF);
+  const uint32_t kind = swizzle == 128 ? 1 : swizzle == 64 ? 2 : 3;
+  return (uint64_t{(kind << 30) | (stride >> 4)} << 32) | ((leading >> 4) << 16) | (address >> 4);
+}
+
+// The same matrix `bytes` further on.
+__device__ inline uint64_t wgmma_advance(uint64_t descriptor, uint32_t bytes) {
+  const auto low = static_cast<uint32_t>(descriptor);
+  return (descriptor & 0xFFFFFFFF00000000) | (low + (bytes >> 4));
 }
 
 // Registers written by ordinary instructions are ready for wgmma after this.

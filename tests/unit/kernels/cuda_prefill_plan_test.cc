@@ -32,7 +32,7 @@ TEST(PrefillPlan, CoversEveryRowAndHeadOnce) {
     for (uint32_t r = 0; r < tile.rows; ++r) {
       const uint32_t row = tile.row + r;
       EXPECT_TRUE(seen.emplace(tile.head, row).second);
-      const PrefillSequence& s = row < 300 ? sequences[0] : row == 300 ? sequences[1] : sequences[3];
+      const PrefillSequence& s = sequences[row < 300 ? 0 : row == 300 ? 1 : 3];
       EXPECT_EQ(tile.position + r, s.start + row - s.first_row);
       EXPECT_EQ(tile.kv_offset, s.kv_offset);
     }
