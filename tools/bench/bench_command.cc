@@ -7,6 +7,7 @@
 #include <iostream>
 #include <memory>
 
+#include "tools/bench/device_command.h"
 #include "tools/bench/load_generator.h"
 
 namespace tandem::bench {
@@ -64,8 +65,10 @@ void serve(ServeFlags& flags) {
 }  // namespace
 
 void add_bench_command(CLI::App& app) {
-  CLI::App* bench = app.add_subcommand("bench", "Measure a running cluster");
+  CLI::App* bench =
+      app.add_subcommand("bench", "Measure a running cluster, or this machine's card");
   bench->require_subcommand(1);
+  add_device_commands(*bench);
   CLI::App* command = bench->add_subcommand(
       "serve", "Send a load to an OpenAI-compatible server and report what clients experience");
   auto flags = std::make_shared<ServeFlags>();

@@ -1,0 +1,185 @@
+#include <algorithm>
+#include <string>
+
+#include "common/engine/cuda/bench/bench_card.h"
+#include "common/engine/cuda/linear_wide.h"
+#include "kernels/cuda/bench_streams.h"
+#include "kernels/cuda/linear_small.h"
+
+namespace tandem::bench {
+namespace {
+
+struct Projection {
+  const char* name;
+  int64_t in;
+  int64_t out;
+  cuda::SmallEpilogue epilogue;
+  bool normed;
+};
+constexpr Projection kProjections[] = {
+    {"qkv", kHidden, kQkv, cuda::SmallEpilogue::kStore, true},
+    {"o", kHidden, kHidden, cuda::SmallEpilogue::kAdd, false},
+    {"gate|up", kHidden, 2 * kInner, cuda::SmallEpilogue::kSiluMul, true},
+    {"down", kInner, kHidden, cuda::SmallEpilogue::kAdd, false},
+    {"head", kHidden, kVocab, cuda::SmallEpilogue::kStoreFloat, true},
+};
+
+std::string shape_of(const Projection& p, uint32_t rows) {
+  return std::string(p.name) + " " + std::to_string(rows) + " x " + std::to_string(p.in) + " x " +
+         std::to_string(p.out);
+}
+
+struct Wide {
+  cuda::CublasLt lt;
+  cuda::DeviceBuffer workspace;
+};
+
+Result<engine::WideLinear> open_wide(const BenchCard& card, const Wide& wide) {
+  return engine::WideLinear::create({.lt = &wide.lt,
+                                     .workspace = wide.workspace.data(),
+                                     .workspace_bytes = engine::WideLinear::kWorkspaceBytes,
+                                     .gpu = card.info().name,
+                                     .cache_path = {}});
+}
+
+Result<Wide> open_library(const KernelBenchOptions& options) {
+  Wide wide;
+  TANDEM_ASSIGN(wide.lt, cuda::CublasLt::create(options.libraries));
+  TANDEM_ASSIGN(wide.workspace, cuda::DeviceBuffer::create(engine::WideLinear::kWorkspaceBytes));
+  return wide;
+}
+
+Status measure_product(BenchCard& card, const KernelBenchOptions& options) {
+  auto library = open_library(options);
+  if (!library) {
+    card.ceilings.cublas_missing = library.error().to_string();
+    return {};
+  }
+  TANDEM_ASSIGN(auto wide, open_wide(card, *library));
+  constexpr int64_t kSide = 8192;
+  TANDEM_ASSIGN(const auto weights, card.normal_bf16(kSide * kSide, 0.02F));
+  TANDEM_ASSIGN(const auto x, card.normal_bf16(kSide * kSide, 1));
+  TANDEM_ASSIGN(const auto out, card.zeros(kSide * kSide * sizeof(Bf16)));
+  engine::WideTask task;
+  task.weight = weights.as<Bf16>();
+  task.in = task.out = kSide;
+  task.rows = kSide;
+  task.x = x.as<Bf16>();
+  task.result = out.data();
+  TANDEM_TRY(wide.prepare({&task, 1}, task.rows, card.stream()));
+  TANDEM_ASSIGN(const double s,
+                card.seconds([&](uint32_t) { return wide.run(task, card.stream().get()); }, 1));
+  card.ceilings.bf16_flops = 2.0 * kSide * kSide * kSide / s;
+  return {};
+}
+
+// One projection at 1 .. 16 rows through the kernels that stream weights.
+Status bench_small(BenchCard& card, const Projection& p, const cuda::DeviceBuffer& pool,
+                   const RowSink& sink) {
+  const size_t weights = static_cast<size_t>(p.in * p.out);
+  const uint32_t variants = static_cast<uint32_t>(std::max<size_t>(
+      1, std::min<size_t>(card.variants_for(2 * weights), pool.bytes() / (2 * weights))));
+  TANDEM_ASSIGN(const auto x, card.normal_bf16(static_cast<size_t>(16 * p.in), 1));
+  TANDEM_ASSIGN(const auto residual, card.normal_float(static_cast<size_t>(16 * p.in), 1));
+  TANDEM_ASSIGN(const auto norm, card.normal_float(static_cast<size_t>(p.in), 1));
+  TANDEM_ASSIGN(const auto scratch, card.zeros(static_cast<size_t>(16 * p.in) * sizeof(Bf16)));
+  TANDEM_ASSIGN(const auto out, card.zeros(static_cast<size_t>(16 * p.out) * sizeof(float)));
+  TANDEM_CUDA_TRY(cuda::prepare_small_linear());
+  for (const uint32_t rows : {1u, 4u, 8u, 16u}) {
+    cuda::SmallLinear task;
+    task.in = p.in;
+    task.out = p.out;
+    task.rows = rows;
+    if (p.normed) {
+      task.residual = residual.as<float>();
+      task.norm = norm.as<float>();
+      task.eps = 1e-6F;
+      task.scratch = scratch.as<Bf16>();
+    } else {
+      task.x = x.as<Bf16>();
+    }
+    task.epilogue = p.epilogue;
+    task.result = out.data();
+    cuda::SmallDevice device;
+    device.multiprocessors = static_cast<uint32_t>(card.info().multiprocessors);
+    const cuda::SmallPlan plan = cuda::plan_small_linear(task, device);
+    TANDEM_ASSIGN(const double s,
+                  card.seconds(
+                      [&](uint32_t v) -> Status {
+                        task.weight = pool.as<Bf16>() + v * weights;
+                        TANDEM_CUDA_TRY(cuda::linear_small(task, plan, card.stream().get()));
+                        return {};
+                      },
+                      variants));
+    const double bytes = 2.0 * static_cast<double>(weights);
+    sink(bytes_row(card, "linear bf16", shape_of(p, rows), s, bytes, 0));
+  }
+  return {};
+}
+
+Status bench_large(BenchCard& card, const Projection& p, const cuda::DeviceBuffer& pool,
+                   engine::WideLinear& wide, const RowSink& sink) {
+  constexpr uint32_t kMost = 2048;
+  TANDEM_ASSIGN(const auto x, card.normal_bf16(static_cast<size_t>(kMost * p.in), 1));
+  TANDEM_ASSIGN(const auto out, card.zeros(static_cast<size_t>(kMost * p.out) * sizeof(float)));
+  engine::WideTask task;
+  task.weight = pool.as<Bf16>();
+  task.in = p.in;
+  task.out = p.out;
+  task.rows = kMost;
+  task.x = x.as<Bf16>();
+  task.output = p.epilogue == cuda::SmallEpilogue::kAdd ? engine::WideOutput::kAdd
+                                                        : engine::WideOutput::kStore;
+  task.result = out.data();
+  TANDEM_TRY(wide.prepare({&task, 1}, kMost, card.stream()));
+  for (const uint32_t rows : {32u, 128u, 512u, kMost}) {
+    task.rows = rows;
+    TANDEM_ASSIGN(const double s,
+                  card.seconds([&](uint32_t) { return wide.run(task, card.stream().get()); }, 1));
+    const double flops = 2.0 * rows * static_cast<double>(p.in * p.out);
+    sink(flops_row(card, "linear bf16, cuBLASLt", shape_of(p, rows), s, flops, 0));
+  }
+  return {};
+}
+
+}  // namespace
+
+Status measure_ceilings(BenchCard& card, const KernelBenchOptions& options) {
+  card.ceilings.device = card.info().name;
+  TANDEM_ASSIGN(const auto versions, cuda::cuda_versions());
+  card.ceilings.driver = cuda::version_text(versions.driver);
+  constexpr size_t kBytes = size_t{4} << 30;
+  TANDEM_ASSIGN(const auto from, card.normal_bf16(kBytes / sizeof(Bf16), 1));
+  TANDEM_ASSIGN(const auto sink, card.zeros(16));
+  TANDEM_ASSIGN(const double read,
+                card.seconds(
+                    [&](uint32_t) -> Status {
+                      TANDEM_CUDA_TRY(cuda::read_stream(from.data(), kBytes, sink.as<uint32_t>(),
+                                                        card.stream().get()));
+                      return {};
+                    },
+                    1));
+  card.ceilings.read_bytes = static_cast<double>(kBytes) / read;
+  TANDEM_ASSIGN(const double copy, card.seconds(
+                                       [&](uint32_t) {
+                                         return cuda::copy_on_device(from.data() + kBytes / 2,
+                                                                     from.data(), kBytes / 2,
+                                                                     card.stream());
+                                       },
+                                       1));
+  card.ceilings.copy_bytes = static_cast<double>(kBytes) / copy;
+  return measure_product(card, options);
+}
+
+Status bench_linear(BenchCard& card, const KernelBenchOptions& options, const RowSink& sink) {
+  TANDEM_ASSIGN(const auto pool, card.normal_bf16(static_cast<size_t>(kHidden * kVocab), 0.02F));
+  for (const Projection& p : kProjections) TANDEM_TRY(bench_small(card, p, pool, sink));
+  auto library = open_library(options);
+  if (!library) return {};  // measure_ceilings() has said why
+  TANDEM_ASSIGN(auto wide, open_wide(card, *library));
+  for (const Projection& p : kProjections)
+    if (p.out != kVocab) TANDEM_TRY(bench_large(card, p, pool, wide, sink));
+  return {};
+}
+
+}  // namespace tandem::bench

@@ -1,0 +1,19 @@
+#include "common/engine/cuda/bench/device_bench.h"
+
+namespace tandem::bench {
+namespace {
+
+tl::unexpected<Error> not_built() {
+  return fail(
+      ErrorCode::kUnsupported,
+      "this program was built without CUDA; build it with -DTANDEM_CUDA=ON to bench a card");
+}
+
+}  // namespace
+
+Result<Ceilings> bench_ceilings(const KernelBenchOptions& /*options*/) { return not_built(); }
+Result<Ceilings> bench_kernels(const KernelBenchOptions& /*options*/, const RowSink& /*sink*/) {
+  return not_built();
+}
+
+}  // namespace tandem::bench

@@ -1,0 +1,74 @@
+#include "tools/bench/device_command.h"
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <memory>
+
+#include "common/engine/cuda/bench/device_bench.h"
+#include "tools/bench/device_report.h"
+
+namespace tandem::bench {
+namespace {
+
+struct KernelFlags {
+  KernelBenchOptions options;
+  bool json = false;
+};
+
+[[noreturn]] void stop(const char* command, const Error& error) {
+  std::cerr << "tandem bench " << command << ": " << error.to_string() << "\n";
+  throw CLI::RuntimeError(error.code == ErrorCode::kInvalidArgument ? 2 : 1);
+}
+
+// Prints rows as they come, or all of them as one object at the end.
+class Printer {
+ public:
+  explicit Printer(bool json) : json_(json) {
+    if (!json_) std::cout << device_table_header() << std::flush;
+  }
+  [[nodiscard]] RowSink sink() {
+    return [this](const DeviceRow& row) {
+      if (!json_) std::cout << device_table_line(row) << std::flush;
+      rows_.push_back(row);
+    };
+  }
+  void finish(const Ceilings& ceilings) {
+    if (json_) {
+      std::cout << device_json(ceilings.device, ceilings.driver, rows_) << "\n";
+    } else {
+      std::cout << ceilings.device << ", CUDA driver " << ceilings.driver << "\n";
+    }
+  }
+
+ private:
+  bool json_;
+  std::vector<DeviceRow> rows_;
+};
+
+void kernels(const KernelFlags& flags) {
+  Printer printer(flags.json);
+  const auto ceilings = bench_kernels(flags.options, printer.sink());
+  if (!ceilings) stop("kernels", ceilings.error());
+  printer.finish(*ceilings);
+}
+
+}  // namespace
+
+void add_device_commands(CLI::App& bench) {
+  CLI::App* command = bench.add_subcommand(
+      "kernels", "Measure each CUDA kernel at the shapes of Qwen2-7B against the card's ceilings");
+  auto flags = std::make_shared<KernelFlags>();
+  command->add_option("--device", flags->options.device, "Index of the card")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--only", flags->options.only,
+                      "Only groups whose name contains this: linear, attention, kv, sampling");
+  command->add_option(
+      "--python", flags->options.python,
+      "Python with PyTorch, asked for cuDNN's attention in the same run; empty: none");
+  command->add_option("--libraries", flags->options.libraries,
+                      "Folders searched for cuBLASLt first");
+  command->add_flag("--json", flags->json, "Print one JSON object");
+  command->callback([flags] { kernels(*flags); });
+}
+
+}  // namespace tandem::bench
