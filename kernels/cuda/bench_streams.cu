@@ -26,6 +26,34 @@ __global__ void __launch_bounds__(kThreads)
   if (sum == 0x9e3779b9u) *sink = sum;
 }
 
+__global__ void __launch_bounds__(kThreads) copy_all(uint4* to, const uint4* from, size_t count) {
+  const size_t step = size_t{gridDim.x} * kThreads * kAhead;
+  for (size_t base = size_t{blockIdx.x} * kThreads * kAhead + threadIdx.x; base < count;
+       base += step) {
+    uint4 v[kAhead];
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      const size_t i = base + static_cast<size_t>(a) * kThreads;
+      if (i < count) v[a] = __ldcs(from + i);
+    }
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      const size_t i = base + static_cast<size_t>(a) * kThreads;
+      if (i < count) __stcs(to + i, v[a]);
+    }
+  }
+}
+
+cudaError_t blocks_of(unsigned& blocks) {
+  int device = 0;
+  int multiprocessors = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  blocks = 2 * static_cast<unsigned>(multiprocessors);
+  return error;
+}
+
 __device__ uint32_t mixed(uint64_t x) {  // the finalizer of splitmix64
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
@@ -49,14 +77,20 @@ __global__ void fill(T* out, size_t count, float deviation, uint32_t seed) {
 }  // namespace
 
 cudaError_t read_stream(const void* data, size_t bytes, uint32_t* sink, cudaStream_t stream) {
-  int device = 0;
-  int multiprocessors = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess)
-    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  unsigned blocks = 0;
+  const cudaError_t error = blocks_of(blocks);
   if (error != cudaSuccess) return error;
-  read_all<<<static_cast<unsigned>(2 * multiprocessors), kThreads, 0, stream>>>(
-      static_cast<const uint4*>(data), bytes / sizeof(uint4), sink);
+  read_all<<<blocks, kThreads, 0, stream>>>(static_cast<const uint4*>(data), bytes / sizeof(uint4),
+                                            sink);
+  return cudaGetLastError();
+}
+
+cudaError_t copy_stream(void* to, const void* from, size_t bytes, cudaStream_t stream) {
+  unsigned blocks = 0;
+  const cudaError_t error = blocks_of(blocks);
+  if (error != cudaSuccess) return error;
+  copy_all<<<blocks, kThreads, 0, stream>>>(static_cast<uint4*>(to),
+                                            static_cast<const uint4*>(from), bytes / sizeof(uint4));
   return cudaGetLastError();
 }
 

@@ -9,9 +9,9 @@
 // doubles, which moves a boundary by about 1e-7 of the whole.
 //
 // Where a row cuts (top-k, top-p) the cut is a place in the order "higher logit, then lower id".
-// gather_best() finds it among a few candidates: the k-th best of all threads' best logits bounds
-// the k-th best logit from below. Where too many tie or the nucleus is wide, select_cut() narrows
-// a window of logits by histograms until few candidates are left.
+// For a small top-k, gather_best() finds it among a few candidates: the k-th best of all threads'
+// best logits bounds the k-th best logit from below. Else select_cut() narrows a window of logits
+// by histograms until few candidates are left.
 namespace tandem::cuda {
 namespace sampling {
 namespace {
@@ -80,7 +80,7 @@ class Row : public Cutter {
     const bool repetition = row_.repetition != 1.0F && row_.repetition > 0.0F;
     const uint32_t size = min(kCounts, count_ - part);
     const int32_t* history = io_.history + size_t{row_.history} * io_.history_stride;
-    uint32_t* counts = low_words_;
+    uint32_t* counts = words_;
     for (uint32_t i = thread_; i < size; i += kThreads) counts[i] = 0;
     __syncthreads();
     for (uint32_t i = (repetition ? 0 : row_.prompt) + thread_; i < row_.length; i += kThreads) {
@@ -154,7 +154,7 @@ class Row : public Cutter {
     const uint32_t k = min(static_cast<uint32_t>(row_.logprobs), min(vocab_, io_.top_capacity));
     uint32_t n = gather_best(k);
     if (n > kCandidates) {
-      const Cut cut = select_cut(false, k, none());
+      const Cut cut = select_cut(false, k, 0, none());
       new_list();
       cluster_.sync();
       each([&](float x, uint32_t i) {
@@ -210,8 +210,13 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 cudaError_t prepare_sampling(const SamplingPlan& plan) {
   if (plan.cluster == 0) return cudaErrorInvalidValue;
-  return cudaFuncSetAttribute(sampling::sample_rows, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(plan.shared_bytes));
+  const cudaError_t error =
+      cudaFuncSetAttribute(sampling::sample_rows, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(plan.shared_bytes));
+  if (error != cudaSuccess) return error;
+  // Without this the driver may keep only enough shared memory for one block an SM.
+  return cudaFuncSetAttribute(sampling::sample_rows, cudaFuncAttributePreferredSharedMemoryCarveout,
+                              cudaSharedmemCarveoutMaxShared);
 }
 
 cudaError_t launch_sampling(const SamplingPlan& plan, const float* logits, size_t stride,

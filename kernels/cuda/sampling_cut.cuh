@@ -35,8 +35,30 @@ class Cutter : public Slice {
     return *cluster_.map_shared_rank(&sh_.candidates[round_ & 1], 0);
   }
 
-  // Block 0: best first. Up to kCandidates, padded with 0, which no rank is.
+  // Block 0: best first.
   __device__ void sort_list(uint32_t n) {
+    if (n <= kThreads / 4) {
+      rank_list(n);
+    } else {
+      merge_list(n);
+    }
+  }
+
+  // Four threads count how many are better than one candidate.
+  __device__ void rank_list(uint32_t n) {
+    const uint32_t at = thread_ / 4;
+    const u64 mine = at < n ? list_[at] : 0;
+    uint32_t better = 0;
+    for (uint32_t i = thread_ % 4; i < n; i += 4) better += list_[i] > mine ? 1 : 0;
+    better += __shfl_xor_sync(kAll, better, 1);
+    better += __shfl_xor_sync(kAll, better, 2);
+    __syncthreads();
+    if (at < n && thread_ % 4 == 0) list_[better] = mine;
+    __syncthreads();
+  }
+
+  // Bitonic. Up to kCandidates, padded with 0, which no rank is.
+  __device__ void merge_list(uint32_t n) {
     uint32_t size = 64;
     while (size < n) size <<= 1;
     for (uint32_t i = n + thread_; i < size; i += kThreads) list_[i] = 0;
@@ -113,34 +135,57 @@ class Cutter : public Slice {
         fminf(__fmul_rn(__fsub_rn(top_, x), scale), static_cast<float>(kBuckets - 1)));
   }
 
-  __device__ void clear_buckets() {
-    for (uint32_t i = thread_; i < 2 * kBuckets; i += kThreads) low_words_[i] = 0;
+  __device__ void clear_buckets(bool by_mass) {
+    for (uint32_t i = thread_; i < (by_mass ? 3 : 1) * kBuckets; i += kThreads) words_[i] = 0;
   }
 
-  // After a cluster barrier: the bucket of the summed histograms in which `before` reaches target.
-  // `before` advances to the weight of the buckets ahead of it. Every block finds the same.
-  __device__ uint32_t find_bucket(u64 target, u64& before) {
-    u64 w[4] = {};
-    for (uint32_t b = 0; b < blocks_; ++b) {
-      const uint4 low =
-          reinterpret_cast<const uint4*>(cluster_.map_shared_rank(low_words_, b))[thread_];
-      const uint4 high =
-          reinterpret_cast<const uint4*>(cluster_.map_shared_rank(high_words_, b))[thread_];
-      w[0] += (static_cast<u64>(high.x) << 32) + low.x;
-      w[1] += (static_cast<u64>(high.y) << 32) + low.y;
-      w[2] += (static_cast<u64>(high.z) << 32) + low.z;
-      w[3] += (static_cast<u64>(high.w) << 32) + low.w;
+  __device__ void add_to_bucket(uint32_t bucket, u64 w) {
+    const auto low = static_cast<uint32_t>(w) & 0xffffu;
+    const auto middle = static_cast<uint32_t>(w >> 16) & 0xffffu;
+    const auto high = static_cast<uint32_t>(w >> 32);
+    if (low != 0) atomicAdd(&words_[bucket], low);
+    if (middle != 0) atomicAdd(&words_[kBuckets + bucket], middle);
+    if (high != 0) atomicAdd(&words_[2 * kBuckets + bucket], high);
+  }
+
+  // This thread's two buckets of part `part`, summed over the blocks.
+  __device__ void add_part(uint32_t part, u64 (&w)[2]) {
+    uint2 v[kMaxBlocks];
+#pragma unroll
+    for (uint32_t b = 0; b < kMaxBlocks; ++b) {
+      v[b] = make_uint2(0, 0);
+      if (b < blocks_)
+        v[b] = reinterpret_cast<const uint2*>(
+            cluster_.map_shared_rank(words_ + part * kBuckets, b))[thread_];
+    }
+#pragma unroll
+    for (uint32_t b = 0; b < kMaxBlocks; ++b) {
+      w[0] += static_cast<u64>(v[b].x) << (16 * part);
+      w[1] += static_cast<u64>(v[b].y) << (16 * part);
+    }
+  }
+
+  // After a cluster barrier: the bucket of the summed histograms in which `before` reaches target
+  // (0: this share of all). `before` advances to the weight of the buckets ahead of it. Every block
+  // finds the same.
+  __device__ uint32_t find_bucket(bool by_mass, u64& target, double share, u64& before) {
+    u64 w[2] = {};
+    add_part(0, w);
+    if (by_mass) {
+      add_part(1, w);
+      add_part(2, w);
     }
     u64 total = 0;
-    u64 sum = before + block_before(w[0] + w[1] + w[2] + w[3], total);
+    u64 sum = before + block_before(w[0] + w[1], total);
+    if (target == 0) target = share_of(total, share);
     if (thread_ == 0) {  // for a target that rounding put out of reach
       sh_.bucket = kBuckets - 1;
       sh_.before = before;
     }
     __syncthreads();
-    for (uint32_t k = 0; k < 4; ++k) {
+    for (uint32_t k = 0; k < 2; ++k) {
       if (sum < target && sum + w[k] >= target) {
-        sh_.bucket = 4 * thread_ + k;
+        sh_.bucket = 2 * thread_ + k;
         sh_.before = sum;
       }
       sum += w[k];
@@ -154,13 +199,14 @@ class Cutter : public Slice {
   // how many; more than kCandidates means that the list is incomplete.
   __device__ uint32_t gather_best(uint32_t k) {
     const float scale = static_cast<float>(kBuckets - 1) / (top_ - low_);
-    clear_buckets();
+    clear_buckets(false);
     new_list();
     __syncthreads();
-    atomicAdd(&low_words_[bucket_of(thread_best_, scale)], 1);
+    atomicAdd(&words_[bucket_of(thread_best_, scale)], 1);
     cluster_.sync();
     u64 before = 0;
-    const uint32_t bound = find_bucket(k, before);
+    u64 target = k;
+    const uint32_t bound = find_bucket(false, target, 0, before);
     each([&](float x, uint32_t i) {
       append(i < count_ && bucket_of(x, scale) <= bound, x, first_ + i);
     });
@@ -186,34 +232,43 @@ class Cutter : public Slice {
   }
 
   __device__ void fill_buckets(const Window& window, bool by_mass, const Cut& within) {
+    u64 deep = 0;  // most tokens of most rows fall into the last bucket
     each([&](float x, uint32_t i) {
       if (i >= count_ || !better_or_equal(x, first_ + i, within.logit, within.id)) return;
       const uint32_t b = place(window, x);
       if (b >= kBuckets) return;
-      const u64 w = weight(x, by_mass);
-      const auto low = static_cast<uint32_t>(w);
-      if (w == 0) return;
-      const uint32_t old = atomicAdd(&low_words_[b], low);
-      const uint32_t high = static_cast<uint32_t>(w >> 32) + (old + low < old ? 1 : 0);
-      if (high != 0) atomicAdd(&high_words_[b], high);
+      if (b == kBuckets - 1) {
+        deep += weight(x, by_mass);
+      } else if (by_mass) {
+        add_to_bucket(b, weight(x, true));
+      } else {
+        atomicAdd(&words_[b], 1);
+      }
     });
+    deep = warp_sum(deep);
+    if (lane_ != 0) return;
+    if (by_mass) {
+      add_to_bucket(kBuckets - 1, deep);
+    } else {
+      atomicAdd(&words_[kBuckets - 1], static_cast<uint32_t>(deep));
+    }
   }
 
   // The end of the shortest prefix, of the order `better` among what `within` keeps, whose weight
-  // reaches target.
-  __device__ Cut select_cut(bool by_mass, u64 target, const Cut& within) {
+  // reaches target, or (target 0) this share of the weight of all that it keeps.
+  __device__ Cut select_cut(bool by_mass, u64 target, double share, const Cut& within) {
     float span = top_ - bottom_;
     if (by_mass) span = fminf(span, 24.0F / inverse_);
     Window window{true, static_cast<float>(kBuckets - 1) / span, 0, 0, 0};
     u64 before = 0;
     bool found = false;
     while (true) {
-      clear_buckets();
+      clear_buckets(by_mass);
       new_list();
       __syncthreads();
       fill_buckets(window, by_mass, within);
       cluster_.sync();
-      const uint32_t bucket = find_bucket(target, before);
+      const uint32_t bucket = find_bucket(by_mass, target, share, before);
       Spread keys{0, 0xffffffffu, 0xffffffffu};
       each([&](float x, uint32_t i) {
         const bool in = i < count_ && better_or_equal(x, first_ + i, within.logit, within.id) &&
@@ -238,7 +293,7 @@ class Cutter : public Slice {
       if (keys.bottom == high) return cut_ties(by_mass, high, target - before, within);
       const uint32_t bits =
           32u - static_cast<uint32_t>(__clz(static_cast<int>(high - keys.bottom)));
-      window = {false, 0, keys.bottom, high, bits > 11 ? bits - 11 : 0};
+      window = {false, 0, keys.bottom, high, bits > 10 ? bits - 10 : 0};
     }
   }
 
@@ -292,24 +347,8 @@ class Cutter : public Slice {
         return agreed_cut(found);
       }
     }
-    const Cut cut = select_cut(false, k, none());
-    if (!nucleus) return cut;
-    return select_cut(true, share_of(sum_masses(cut).total, share), cut);
-  }
-
-  __device__ Cut cut_nucleus(double share) {
-    const u64 target = share_of(sum_masses(none()).total, share);
-    const uint32_t n = gather_best(kFewNucleus);
-    if (n <= kCandidates) {
-      if (rank_ == 0) {
-        sort_list(n);
-        cut_list(n, true, 0, target, 0);
-      }
-      bool found = false;
-      const Cut cut = agreed_cut(found);
-      if (found) return cut;
-    }
-    return select_cut(true, target, none());
+    const Cut cut = select_cut(false, k, 0, none());
+    return nucleus ? select_cut(true, 0, share, cut) : cut;
   }
 
   __device__ Cut find_cut(const SampleRow& row) {
@@ -317,7 +356,7 @@ class Cutter : public Slice {
     if (row.top_k > 0 && row.top_k < vocab_) {
       cut = cut_best(row.top_k, row.top_share);
     } else if (row.top_share < 1) {
-      cut = cut_nucleus(row.top_share);
+      cut = select_cut(true, 0, row.top_share, none());
     }
     const float lowest = __fadd_rn(top_, row.min_p_offset);
     if (lowest > cut.logit) cut = {lowest, 0xffffffffu};

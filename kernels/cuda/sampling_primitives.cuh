@@ -65,7 +65,9 @@ __device__ __forceinline__ float exp_negative(float x) {
 // in any order, and 2^18 tokens stay below 2^63. Floats of 2^-20 and above are exact in it.
 inline constexpr float kMassUnit = 17592186044416.0F;
 __device__ __forceinline__ u64 mass_of(float x, float top, float inverse) {
-  return __float2ull_rn(exp_negative(__fmul_rn(__fsub_rn(x, top), inverse)) * kMassUnit);
+  const float depth = __fmul_rn(__fsub_rn(x, top), inverse);
+  if (!(depth >= -31.25F)) return 0;  // less than half a unit
+  return __float2ull_rn(exp_negative(depth) * kMassUnit);
 }
 
 // One 32-bit word of Philox4x32-10 for (seed, position), as engine::philox().

@@ -9,13 +9,13 @@
 // what its blocks tell each other.
 namespace tandem::cuda::sampling {
 
-inline constexpr uint32_t kBuckets = 2048;
+inline constexpr uint32_t kBuckets = 1024;
 inline constexpr uint32_t kCandidates = 2048;
 inline constexpr uint32_t kCounts = kSampleScratchBytes / sizeof(uint32_t);
-inline constexpr uint32_t kFewBest = 1024;    // largest k that gather_best() is tried for
-inline constexpr uint32_t kFewNucleus = 384;  // k it is tried with for top-p
-static_assert(kSampleScratchBytes >= kBuckets * 8 + kCandidates * 8);
-static_assert(kBuckets == 4 * kThreads && kCandidates == 4 * kThreads);
+inline constexpr uint32_t kFewBest = 1024;  // largest k that gather_best() is tried for
+inline constexpr uint32_t kMaxBlocks = 8;   // of a cluster (plan_sampling)
+static_assert(kSampleScratchBytes >= kBuckets * 12 + kCandidates * 8);
+static_assert(kBuckets == 2 * kThreads && kCandidates == 4 * kThreads);
 
 struct Cut {
   float logit;
@@ -46,9 +46,8 @@ class Slice {
         sh_(shared),
         logits_(logits),
         slice_(dynamic),
-        low_words_(reinterpret_cast<uint32_t*>(dynamic + plan.slice)),
-        high_words_(low_words_ + kBuckets),
-        list_(reinterpret_cast<u64*>(high_words_ + kBuckets)),
+        words_(reinterpret_cast<uint32_t*>(dynamic + plan.slice)),
+        list_(reinterpret_cast<u64*>(words_ + 3 * kBuckets)),
         rank_(cluster_.block_rank()),
         blocks_(cluster_.num_blocks()),
         first_(rank_ * plan.slice),
@@ -232,8 +231,9 @@ class Slice {
   Shared& sh_;
   const float* logits_;
   float* slice_;
-  uint32_t* low_words_;  // histogram of 64-bit weights in two halves; counts of penalties
-  uint32_t* high_words_;
+  // Histogram of masses in three parts of 16, 16 and 13 bits, [3][kBuckets], so that adding needs
+  // no carry; counts of penalties.
+  uint32_t* words_;
   u64* list_;
   uint32_t rank_;
   uint32_t blocks_;
