@@ -138,6 +138,7 @@ if(NOT TANDEM_CUDA STREQUAL "OFF")
     # In the build tree the libraries opened at run time are found where they were found now; what is installed looks beside
     # itself and where the system and LD_LIBRARY_PATH say.
     list(APPEND CMAKE_BUILD_RPATH "${cuda_libdir}")
+    set(TANDEM_CUDA_LIBDIR "${cuda_libdir}")
     if(TANDEM_NCCL_LIBDIR)
       list(APPEND CMAKE_BUILD_RPATH "${TANDEM_NCCL_LIBDIR}")
     endif()

@@ -4,6 +4,8 @@
 # DT_RPATH instead of DT_RUNPATH: it also serves the libraries' own dependencies, which know nothing of this folder.
 add_link_options(-Wl,--disable-new-dtags)
 
+option(TANDEM_BUNDLE_CUDA "Copy cuBLASLt and NCCL (750 MB) into what cmake --install makes" OFF)
+
 set(TANDEM_UCX_MODULES "${UCX_LIBDIR}/ucx" CACHE PATH "Folder of UCX's transport modules")
 
 function(tandem_install_bundle)
@@ -13,4 +15,8 @@ function(tandem_install_bundle)
   install(FILES docs/configuration.md docs/architecture.md DESTINATION docs)
   install(CODE "set(TANDEM_BUNDLE_MODULES \"${TANDEM_UCX_MODULES}\")")
   install(SCRIPT cmake/BundleLibraries.cmake)
+  if(TANDEM_HAVE_CUDA AND TANDEM_BUNDLE_CUDA)
+    # Opened at run time by these names; without them in lib/ they are searched where docs/adr/0005 says.
+    install(FILES "${TANDEM_CUDA_LIBDIR}/libcublasLt.so.13" "${TANDEM_NCCL_LIBDIR}/libnccl.so.2" DESTINATION lib)
+  endif()
 endfunction()

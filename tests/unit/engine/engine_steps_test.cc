@@ -8,6 +8,7 @@
 #include "tests/support/backends.h"
 #include "tests/support/engine_harness.h"
 #include "tests/support/reference_ops.h"
+#include "tests/support/test_data.h"
 
 namespace tandem::testing {
 namespace {
@@ -17,7 +18,7 @@ using engine::StepOutput;
 using ::testing::HasSubstr;
 
 std::unique_ptr<model::Checkpoint> open(const std::string& name) {
-  auto c = model::Checkpoint::open(TANDEM_TEST_DATA "/golden/" + name);
+  auto c = model::Checkpoint::open(test_data("golden/" + name));
   EXPECT_TRUE(c) << c.error().to_string();
   return c ? std::move(*c) : nullptr;
 }
@@ -224,8 +225,8 @@ std::vector<Variant> variants() {
     for (const kv::KvFormat f : b.formats)
       for (const DType t : b.types) {
         if (b.slow && t != DType::kF32) continue;
-        out.push_back({b.name + "_" + std::string(to_string(t)) + "_" + std::string(to_string(f)),
-                       b, t, f});
+        out.push_back(
+            {b.name + "_" + std::string(to_string(t)) + "_" + std::string(to_string(f)), b, t, f});
       }
   }
   return out;
@@ -374,7 +375,7 @@ TEST(EngineCreate, RunsDummyWeights) {
   std::vector<std::vector<float>> runs;
   for (const uint64_t seed : {1u, 1u, 2u}) {
     options.dummy_seed = seed;
-    const auto c = model::Checkpoint::open(TANDEM_TEST_DATA "/golden/qwen3_moe_sparse", options);
+    const auto c = model::Checkpoint::open(test_data("golden/qwen3_moe_sparse"), options);
     ASSERT_TRUE(c) << c.error().to_string();
     auto h = EngineHarness::create(**c, create_reference_ops(DType::kF32), {});
     ASSERT_TRUE(h);

@@ -10,6 +10,7 @@
 #include "tests/support/backends.h"
 #include "tests/support/engine_harness.h"
 #include "tests/support/golden.h"
+#include "tests/support/test_data.h"
 
 namespace tandem::testing {
 namespace {
@@ -25,7 +26,7 @@ void PrintTo(const Case& c, std::ostream* out) {
 
 std::vector<std::string> golden_models() {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(TANDEM_TEST_DATA "/golden"))
+  for (const auto& entry : std::filesystem::directory_iterator(test_data("golden")))
     if (std::filesystem::exists(entry.path() / "golden.json") &&
         entry.path().filename() != "smollm2")  // its weights are not in the repository
       names.push_back(entry.path().filename().string());
@@ -62,7 +63,7 @@ class GoldenTest : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
     const std::filesystem::path folder =
-        std::filesystem::path(TANDEM_TEST_DATA "/golden") / GetParam().model;
+        std::filesystem::path(test_data("golden")) / GetParam().model;
     harness_ = open(folder, GetParam().backend, GetParam().dtype, 96);
     ASSERT_NE(harness_, nullptr);
     auto golden = load_golden(folder);
@@ -143,7 +144,7 @@ class RealModelTest : public ::testing::TestWithParam<Case> {};
 TEST_P(RealModelTest, LogitsAndGreedyTextMatchTheReference) {
   const char* path = std::getenv("TANDEM_SMOLLM2");
   if (path == nullptr) GTEST_SKIP() << "TANDEM_SMOLLM2 names no file";
-  const auto golden = load_golden(TANDEM_TEST_DATA "/golden/smollm2");
+  const auto golden = load_golden(test_data("golden/smollm2"));
   ASSERT_TRUE(golden) << golden.error().to_string();
   const auto harness = open(path, GetParam().backend, GetParam().dtype, 128);
   ASSERT_NE(harness, nullptr);

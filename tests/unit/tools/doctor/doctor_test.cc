@@ -4,6 +4,7 @@
 #include <boost/json.hpp>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 
 #include "tools/doctor/collect.h"
 #include "tools/doctor/report.h"
@@ -195,6 +196,7 @@ TEST(Collect, ThisMachineIsDescribed) {
   EXPECT_FALSE(r.ucx_version.empty());
   EXPECT_EQ(r.libraries.size(), 5u);
   EXPECT_FALSE(boost::json::parse(render_json(r, find(r))).as_object().empty());
+  std::cout << render_text(r, find(r));
 }
 
 TEST(SystemFactsTest, ReadsWhatLinuxWrites) {

@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# Runs everything that wants a card, on a machine with one and no network. The last line is `N passed, N failed, N skipped`.
+#
+# usage: tests/gpu/run.sh [--build DIR] [--results DIR] [--sanitize] [--no-bench] [--filter REGEX]
+#   --build     build tree to take the programs from (default: build/release of this checkout)
+#   --results   where logs, reports and benches go (default: a new folder in /tmp)
+#   --sanitize  also runs the kernel tests under compute-sanitizer: memcheck, racecheck, initcheck (minutes)
+#   --no-bench  leaves out the benches
+#   --filter    only test programs whose names match
+#
+# Elsewhere than on the machine that built: make a folder that runs anywhere, copy it there and start its tests/gpu/run.sh:
+#   cmake --install build/release --prefix DIR && cmake --install build/release --prefix DIR --component gpu-tests --strip
+# cuBLASLt and NCCL are taken from LD_LIBRARY_PATH or TANDEM_GPU_LIBRARIES, else from PyTorch's or the private toolkit's folder if
+# they are found there.
+set -uo pipefail
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+
+build="$root/build/release" results="" sanitize=0 bench=1 filter=.
+need() { [ $# -ge 2 ] || { echo "run.sh: $1 needs a value (see --help)" >&2; exit 2; }; }
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --build) need "$@"; build=$2; shift ;;
+    --results) need "$@"; results=$2; shift ;;
+    --sanitize) sanitize=1 ;;
+    --no-bench) bench=0 ;;
+    --filter) need "$@"; filter=$2; shift ;;
+    -h | --help) sed -n '2,15p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    *) echo "run.sh: unknown option $1 (see --help)" >&2; exit 2 ;;
+  esac
+  shift
+done
+if [ -f "$root/CMakeLists.txt" ]; then
+  bin="$build/bin" tests="$build/tests"
+else
+  bin="$root/bin" tests="$root/tests/bin" # an installed folder
+fi
+[ -d "$tests" ] || { echo "run.sh: no test programs in $tests: build target tandem_gpu_tests first" >&2; exit 2; }
+if [ -z "$results" ]; then results=$(mktemp -d /tmp/tandem-gpu-XXXXXX); fi
+mkdir -p "$results/gpu" || exit 2
+results=$(cd "$results" && pwd)
+export TANDEM_TEST_DATA="$root/tests/data"
+
+# Where cuBLASLt and NCCL lie on machines that have them for PyTorch, or from scripts/install-cuda.sh.
+nvidia=$(python3 -c 'import nvidia; print(list(nvidia.__path__)[0])' 2>/dev/null || true)
+for folder in ${nvidia:+"$nvidia/cu13/lib" "$nvidia/nccl/lib" "$nvidia/cudnn/lib"} \
+  "${TANDEM_CUDA_ROOT:-${XDG_CACHE_HOME:-$HOME/.cache}/tandem/cuda-13.0}"/nvidia/{cu13,nccl}/lib; do
+  if [ -d "$folder" ]; then LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder"; fi
+done
+export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:-}"
+
+started=$SECONDS
+step() { printf '\n== [%4ds] %s\n' $((SECONDS - started)) "$*"; }
+cases=""
+# record NAME STATUS SECONDS: one line for tests/summary.py.
+record() { cases+="<testcase name=\"$1\" status=\"$2\" time=\"$3\">$([ "$2" = run ] || echo '<failure/>')</testcase>"; }
+
+# run_one NAME SECONDS COMMAND...: output to a log; shown when it fails.
+run_one() {
+  local name=$1 limit=$2 begin=$SECONDS code=0
+  shift 2
+  timeout "$limit" "$@" >"$results/gpu/$name.log" 2>&1 </dev/null || code=$?
+  local skipped=""
+  grep -q '\[  SKIPPED \]' "$results/gpu/$name.log" && skipped=" (skips, see below)"
+  if [ "$code" -eq 0 ]; then
+    record "$name" run $((SECONDS - begin))
+    printf '  ok      %-40s %4d s%s\n' "$name" $((SECONDS - begin)) "$skipped"
+  else
+    record "$name" fail $((SECONDS - begin))
+    printf '  FAILED  %-40s %4d s, exit code %d, log %s\n' "$name" $((SECONDS - begin)) "$code" "$results/gpu/$name.log"
+    grep -E -A12 'Failure$|ERROR SUMMARY|terminate|error:' "$results/gpu/$name.log" | head -60
+  fi
+}
+
+step "this machine"
+if [ -x "$bin/tandem" ]; then
+  "$bin/tandem" doctor | tee "$results/doctor.txt"
+  run_one doctor 60 "$bin/tandem" doctor --json
+  grep -q '"devices":\[\]' "$results/gpu/doctor.log" && bench=0
+  nvidia-smi >"$results/nvidia-smi.txt" 2>&1 || true
+else
+  echo "  no tandem program in $bin" | tee -a "$results/skipped-steps"
+fi
+
+step "tests"
+programs=$(find "$tests" -maxdepth 1 -type f -perm -u+x \( -name 'gpu_*_test' -o -name 'multi_gpu_*_test' \) -printf '%f\n' | sort | grep -E "$filter")
+for program in $programs; do
+  GTEST_OUTPUT="xml:$results/gpu/$program.xml" run_one "$program" 600 "$tests/$program"
+done
+
+# Kernel tests alone: whole models take hours under the sanitizer and run the same kernels.
+if [ "$sanitize" -eq 1 ]; then
+  if command -v compute-sanitizer >/dev/null; then
+    for tool in memcheck racecheck initcheck; do
+      step "compute-sanitizer $tool"
+      for program in $(printf '%s\n' "$programs" | grep -vE 'golden|engine|owners'); do
+        run_one "$tool-$program" 900 compute-sanitizer --tool "$tool" --error-exitcode 86 "$tests/$program"
+      done
+    done
+  else
+    echo "compute-sanitizer: not on this machine" | tee -a "$results/skipped-steps"
+  fi
+fi
+
+if [ "$bench" -eq 0 ]; then
+  echo "benches: left out (no card here, or --no-bench)" | tee -a "$results/skipped-steps"
+elif [ -x "$bin/tandem" ]; then
+  for kind in kernels step transfer; do
+    "$bin/tandem" bench --help | grep -qE "^ +$kind" || { echo "tandem bench $kind: not in this build" >>"$results/skipped-steps"; continue; }
+    step "tandem bench $kind"
+    run_one "bench-$kind" 600 "$bin/tandem" bench "$kind" --json
+    grep -E '^\{' "$results/gpu/bench-$kind.log" >"$results/bench-$kind.json"
+  done
+fi
+
+printf '<?xml version="1.0"?>\n<testsuite>%s</testsuite>\n' "$cases" >"$results/gpu/ctest.xml"
+step "summary (logs, reports and benches: $results)"
+python3 "$root/tests/summary.py" "$results"
