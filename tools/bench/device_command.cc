@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "common/engine/cuda/bench/device_bench.h"
+#include "common/engine/cuda/bench/step_bench.h"
 #include "tools/bench/device_report.h"
 
 namespace tandem::bench {
@@ -12,6 +13,12 @@ namespace {
 
 struct KernelFlags {
   KernelBenchOptions options;
+  bool json = false;
+};
+
+struct StepFlags {
+  StepBenchOptions options;
+  std::string format = "bf16";
   bool json = false;
 };
 
@@ -52,9 +59,44 @@ void kernels(const KernelFlags& flags) {
   printer.finish(*ceilings);
 }
 
+void steps(StepFlags& flags) {
+  const auto format = kv::parse_kv_format(flags.format);
+  if (!format) stop("step", format.error());
+  flags.options.format = *format;
+  Printer printer(flags.json);
+  const auto ceilings = bench_steps(flags.options, printer.sink());
+  if (!ceilings) stop("step", ceilings.error());
+  printer.finish(*ceilings);
+}
+
+void add_step_command(CLI::App& bench) {
+  CLI::App* command = bench.add_subcommand(
+      "step", "Measure whole steps of the CUDA engine: decoding at several batches, prefill");
+  auto flags = std::make_shared<StepFlags>();
+  StepBenchOptions& o = flags->options;
+  command->add_option("--device", o.card.device, "Index of the card")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option(
+      "--model", o.model,
+      "Folder with a config.json; its weights are made up. Default: Qwen2-7B's shape");
+  command->add_option("--layers", o.layers, "Fewer layers than Qwen2-7B's 28, to load faster")
+      ->check(CLI::Range(1, 28));
+  command->add_option("--batch", o.batches, "Sequences that decode together; may be repeated")
+      ->check(CLI::Range(1, 1024));
+  command->add_option("--context", o.context, "Tokens of each decoding sequence")
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--prompt", o.prompts, "Prompt lengths to prefill; may be repeated")
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--kv", flags->format, "KV format: bf16, fp8_e4m3, int8, k8v4, int4");
+  command->add_option("--libraries", o.card.libraries, "Folders searched for cuBLASLt first");
+  command->add_flag("--json", flags->json, "Print one JSON object");
+  command->callback([flags] { steps(*flags); });
+}
+
 }  // namespace
 
 void add_device_commands(CLI::App& bench) {
+  add_step_command(bench);
   CLI::App* command = bench.add_subcommand(
       "kernels", "Measure each CUDA kernel at the shapes of Qwen2-7B against the card's ceilings");
   auto flags = std::make_shared<KernelFlags>();

@@ -55,4 +55,15 @@ using RowSink = std::function<void(const DeviceRow&)>;
 // The ceilings alone.
 [[nodiscard]] Result<Ceilings> bench_ceilings(const KernelBenchOptions& options);
 
+// Matrix products of one dense layer.
+struct LayerShape {
+  int64_t hidden = 0;
+  int64_t qkv = 0;       // outputs of the fused projection
+  int64_t attended = 0;  // inputs of the output projection
+  int64_t inner = 0;
+};
+// Seconds of a layer's products alone, on `rows` tokens through cuBLASLt, back to back.
+[[nodiscard]] Result<double> layer_product_seconds(const KernelBenchOptions& options,
+                                                   const LayerShape& shape, uint32_t rows);
+
 }  // namespace tandem::bench

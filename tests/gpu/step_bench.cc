@@ -1,0 +1,34 @@
+#include "common/engine/cuda/bench/step_bench.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+// `tandem bench step` for machines that have a card but not the libraries that `tandem` needs.
+// Usage: gpu_step_bench [LAYERS [KV_FORMAT]]
+int main(int argc, char** argv) {
+  tandem::bench::StepBenchOptions options;
+  if (argc > 1) options.layers = static_cast<uint32_t>(std::strtoul(argv[1], nullptr, 10));
+  if (argc > 2) {
+    const auto format = tandem::kv::parse_kv_format(argv[2]);
+    if (!format) {
+      std::fprintf(stderr, "gpu_step_bench: %s\n", format.error().to_string().c_str());
+      return 2;
+    }
+    options.format = *format;
+  }
+  const auto sink = [](const tandem::bench::DeviceRow& row) {
+    std::printf("%-18s %-18s %9.3f ms %9.1f %-8s / %7.1f %s = %.3f", row.what.c_str(),
+                row.shape.c_str(), row.seconds * 1e3, row.rate, row.unit.c_str(), row.ceiling,
+                row.against.c_str(), row.ratio);
+    if (row.target > 0) std::printf(" (%.2f %s)", row.target, row.passes() ? "pass" : "short");
+    std::printf("  %s\n", row.note.c_str());
+    std::fflush(stdout);
+  };
+  const auto ceilings = tandem::bench::bench_steps(options, sink);
+  if (!ceilings) {
+    std::fprintf(stderr, "gpu_step_bench: %s\n", ceilings.error().to_string().c_str());
+    return 1;
+  }
+  std::printf("%s, CUDA driver %s\n", ceilings->device.c_str(), ceilings->driver.c_str());
+  return 0;
+}
