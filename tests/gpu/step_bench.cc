@@ -2,9 +2,10 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
 
 // `tandem bench step` for machines that have a card but not the libraries that `tandem` needs.
-// Usage: gpu_step_bench [LAYERS [KV_FORMAT]]
+// Usage: gpu_step_bench [LAYERS [KV_FORMAT [profile]]]
 int main(int argc, char** argv) {
   tandem::bench::StepBenchOptions options;
   if (argc > 1) options.layers = static_cast<uint32_t>(std::strtoul(argv[1], nullptr, 10));
@@ -16,10 +17,12 @@ int main(int argc, char** argv) {
     }
     options.format = *format;
   }
+  options.profile = argc > 3 && std::string_view(argv[3]) == "profile";
   const auto sink = [](const tandem::bench::DeviceRow& row) {
-    std::printf("%-18s %-18s %9.3f ms %9.1f %-8s / %7.1f %s = %.3f", row.what.c_str(),
-                row.shape.c_str(), row.seconds * 1e3, row.rate, row.unit.c_str(), row.ceiling,
-                row.against.c_str(), row.ratio);
+    std::printf("%-24s %-18s %9.3f ms", row.what.c_str(), row.shape.c_str(), row.seconds * 1e3);
+    if (row.ceiling > 0)
+      std::printf(" %9.1f %-8s / %7.1f %s = %.3f", row.rate, row.unit.c_str(), row.ceiling,
+                  row.against.c_str(), row.ratio);
     if (row.target > 0) std::printf(" (%.2f %s)", row.target, row.passes() ? "pass" : "short");
     std::printf("  %s\n", row.note.c_str());
     std::fflush(stdout);

@@ -87,6 +87,8 @@ void add_step_command(CLI::App& bench) {
       ->check(CLI::Range(1, 1 << 20));
   command->add_option("--prompt", o.prompts, "Prompt lengths to prefill; may be repeated")
       ->check(CLI::Range(1, 1 << 20));
+  command->add_flag("--profile", o.profile,
+                    "Instead: time, bytes, GB/s and share of each stage of a step");
   command->add_option("--kv", flags->format, "KV format: bf16, fp8_e4m3, int8, k8v4, int4");
   command->add_option("--libraries", o.card.libraries, "Folders searched for cuBLASLt first");
   command->add_flag("--json", flags->json, "Print one JSON object");

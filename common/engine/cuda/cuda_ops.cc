@@ -33,6 +33,17 @@ LinearRef ref_of(const LinearWeight& weight) {
   return static_cast<const CudaLinear&>(weight).ref();
 }
 
+double bytes_of(const LinearWeight& weight) {
+  return static_cast<double>(weight.in) * static_cast<double>(weight.out) * sizeof(Bf16);
+}
+
+// What a layer's attention reads of the pool.
+double context_bytes(const StepView& view, const kv::KvLayout& layout) {
+  double positions = 0;
+  for (const SequenceView& s : view.sequences) positions += s.start + s.rows;
+  return positions * static_cast<double>(layout.page_bytes()) / kv::kBlockTokens;
+}
+
 }  // namespace
 
 CudaOps::CudaOps(const CudaOptions& options, const model::ModelConfig& model, cuda::Device device,
@@ -46,8 +57,9 @@ CudaOps::CudaOps(const CudaOptions& options, const model::ModelConfig& model, cu
       max_context_(options.max_context == 0 ? model.max_positions
                                             : std::min(options.max_context, model.max_positions)),
       loader_(arena_, stream_),
+      stages_(stream_, options.profile),
       attention_(arena_, stream_),
-      outputs_(arena_, stream_) {}
+      outputs_(arena_, stream_, stages_) {}
 
 CudaOps::~CudaOps() { (void)stream_.synchronize(); }
 
@@ -217,6 +229,7 @@ void CudaOps::note(Status status) {
 }
 
 void CudaOps::embed(const StepView&, const EmbeddingWeight& table, Activation out) {
+  const Stages::Scope stage(stages_, "embed", 0);
   note(cuda::cuda_status(
       cuda::embed(step_, static_cast<const CudaEmbedding&>(table).table, table.hidden,
                   static_cast<float*>(out.data), stream_.get()),
@@ -225,12 +238,14 @@ void CudaOps::embed(const StepView&, const EmbeddingWeight& table, Activation ou
 
 void CudaOps::norm_linear(uint32_t rows, Activation x, const VectorWeight& norm, float eps,
                           const LinearWeight& weight, Activation out) {
+  const Stages::Scope stage(stages_, "norm + qkv", bytes_of(weight));
   note(linear_->norm_linear(rows, norm_input(x, norm, eps), ref_of(weight),
                             static_cast<Bf16*>(out.data), stream_.get()));
 }
 
 void CudaOps::write_kv(const StepView&, uint32_t layer, const QkvParams& params, Activation qkv,
                        const KvPages&) {
+  const Stages::Scope stage(stages_, "RoPE + KV write", 0);
   const auto scale = [](const VectorWeight* v) {
     return v == nullptr ? nullptr : static_cast<const CudaVector*>(v)->data;
   };
@@ -250,18 +265,22 @@ void CudaOps::layer_written(uint32_t layer) {
   if (wants_events_) note(layer_events_[layer].record(stream_));
 }
 
-void CudaOps::attention(const StepView&, uint32_t layer, const AttentionShape& shape,
+void CudaOps::attention(const StepView& view, uint32_t layer, const AttentionShape& shape,
                         Activation qkv, const KvPages&, Activation out) {
+  const Stages::Scope stage(stages_, "attention", context_bytes(view, kv_.layout));
   note(attention_.run(layer, shape, kv_, qkv, out));
 }
 
 void CudaOps::linear_add(uint32_t rows, Activation in, const LinearWeight& weight, Activation x) {
+  const bool down = weight.in == model_.intermediate && weight.in != weight.out;
+  const Stages::Scope stage(stages_, down ? "down + residual" : "o + residual", bytes_of(weight));
   note(linear_->linear_add(rows, static_cast<const Bf16*>(in.data), ref_of(weight),
                            static_cast<float*>(x.data), stream_.get()));
 }
 
 void CudaOps::norm_gate_up(uint32_t rows, Activation x, const VectorWeight& norm, float eps,
                            const LinearWeight& gate_up, Activation out) {
+  const Stages::Scope stage(stages_, "norm + gate|up + SiLU", bytes_of(gate_up));
   note(linear_->norm_gate_up(rows, norm_input(x, norm, eps), ref_of(gate_up),
                              static_cast<Bf16*>(out.data), stream_.get()));
 }

@@ -14,6 +14,8 @@ struct ModelConfig;
 
 namespace tandem::engine {
 
+class StepProfile;
+
 struct CudaOptions {
   int device = 0;                // as CUDA counts under CUDA_VISIBLE_DEVICES
   uint32_t max_rows = 512;       // of the largest step: EngineOptions::max_rows
@@ -25,6 +27,8 @@ struct CudaOptions {
   // Where the algorithms that cuBLASLt was found to be fastest with are kept between starts; empty:
   // they are timed at every start.
   std::string algorithm_file;
+  // Steps are not recorded, and every stage of them is timed into this, which outlives the Ops.
+  StepProfile* profile = nullptr;
 };
 
 // For steps of one model, whose shape everything is planned for; its weights come by load_…().

@@ -15,6 +15,7 @@
 #include "common/engine/cuda/cuda_ops.h"
 #include "common/engine/cuda/linear.h"
 #include "common/engine/cuda/outputs.h"
+#include "common/engine/cuda/stages.h"
 #include "common/engine/cuda/step_area.h"
 #include "common/engine/cuda/weights.h"
 #include "common/model/config.h"
@@ -105,6 +106,7 @@ class CudaOps final : public Ops {
   LinearRunner::Shapes shapes_;  // of what was loaded
   LinearRunner::Limits linear_limits_;
   std::optional<LinearRunner> linear_;
+  Stages stages_;
   CudaAttention attention_;
   CudaOutputs outputs_;
   StepArea area_;

@@ -94,7 +94,10 @@ Status CudaOps::replay(const StepRequest& request, std::span<RowResult> results)
                           table_entries(request.view)};
   TANDEM_TRY(describe(request, counts));
   TANDEM_TRY(outputs_.describe(request.outputs, recording.rows));
-  TANDEM_TRY(recording.graph.launch(stream_));
+  {
+    const Stages::Scope stage(stages_, "recorded step", 0);
+    TANDEM_TRY(recording.graph.launch(stream_));
+  }
   return outputs_.collect(request.outputs, results);
 }
 
@@ -111,6 +114,7 @@ Status CudaOps::run_eagerly(const StepRequest& request, const StepBody& body,
   // Layers are pushed away while later ones still run.
   if (request.hook != nullptr && status_) note(walk_hook(*request.hook));
   if (status_) note(stream_.synchronize());
+  if (status_) note(stages_.end_step());
   return std::exchange(status_, {});
 }
 
@@ -203,6 +207,7 @@ Status CudaOps::prepare(const KvPages& kv, uint32_t sequences, const StepBody& b
   if (longest > 1) TANDEM_TRY(warm(kv, longest, 1, body));
   buckets_ = decode_buckets(most);
   recordings_.clear();
+  if (stages_.profiling()) return stream_.synchronize();  // steps then run stage by stage
   for (const uint32_t rows : buckets_) {
     TANDEM_TRY(warm(kv, rows, rows, body));
     TANDEM_TRY(record(kv, rows, body));

@@ -144,9 +144,14 @@ Status CudaOutputs::describe(std::span<const RowOutput> outputs, uint32_t padded
 Status CudaOutputs::enqueue(uint32_t rows, const uint32_t* index, Activation x,
                             const CudaVector& norm, float eps, const CudaLinear& head) {
   const NormInput input{static_cast<const float*>(x.data), index, norm.data, eps};
-  TANDEM_TRY(linear_->logits(rows, input, head.ref(), logits_, stream_.get()));
+  {
+    const double bytes = static_cast<double>(head.in) * static_cast<double>(head.out) * sizeof(Bf16);
+    const Stages::Scope stage(stages_, "norm + head", bytes);
+    TANDEM_TRY(linear_->logits(rows, input, head.ref(), logits_, stream_.get()));
+  }
   const auto entries = static_cast<uint32_t>(rows_->rows().size());
   if (entries == 0 || sampling_.cluster == 0) return {};
+  const Stages::Scope stage(stages_, "sampling", static_cast<double>(entries) * vocab_ * sizeof(float));
   TANDEM_CUDA_TRY(cuda::launch_sampling(sampling_, logits_, vocab_, entries, device_, false,
                                         stream_.get()));
   return {};

@@ -11,6 +11,7 @@
 #include "common/engine/cuda/linear.h"
 #include "common/engine/cuda/sampling/history_slots.h"
 #include "common/engine/cuda/sampling/sample_batch.h"
+#include "common/engine/cuda/stages.h"
 #include "common/engine/cuda/weights.h"
 #include "common/engine/ops.h"
 #include "kernels/cuda/sampling.h"
@@ -22,7 +23,8 @@ namespace tandem::engine {
 // is sampled on the host from the same logits, with the same semantics. Device thread only.
 class CudaOutputs {
  public:
-  CudaOutputs(DeviceArena& arena, const cuda::Stream& stream) : arena_(arena), stream_(stream) {}
+  CudaOutputs(DeviceArena& arena, const cuda::Stream& stream, Stages& stages)
+      : arena_(arena), stream_(stream), stages_(stages) {}
 
   // `batch`: rows whose logits exist at once. `linear` outlives this.
   [[nodiscard]] Status prepare(LinearRunner& linear, uint32_t vocab, uint32_t batch,
@@ -56,6 +58,7 @@ class CudaOutputs {
 
   DeviceArena& arena_;
   const cuda::Stream& stream_;
+  Stages& stages_;
   LinearRunner* linear_ = nullptr;
   uint32_t vocab_ = 0;
   uint32_t batch_ = 0;

@@ -11,6 +11,7 @@
 
 #include "common/base/clock.h"
 #include "common/engine/cuda/cuda_ops.h"
+#include "common/engine/cuda/step_profile.h"
 #include "common/engine/engine.h"
 #include "common/kv/page_memory.h"
 #include "common/model/checkpoint.h"
@@ -92,9 +93,8 @@ class StepBench {
     const model::ModelConfig& c = engine_->config();
     const double kv =
         static_cast<double>(pages_.layout.block_bytes()) / kv::kBlockTokens * context * batch;
-    const double table = c.tied_head
-                             ? 0
-                             : 2.0 * static_cast<double>(c.vocab) * static_cast<double>(c.hidden);
+    const double table =
+        c.tied_head ? 0 : 2.0 * static_cast<double>(c.vocab) * static_cast<double>(c.hidden);
     return static_cast<double>(ops_->weight_bytes()) - table + kv;
   }
   [[nodiscard]] double prefill_flops(uint32_t rows) const {
@@ -106,7 +106,8 @@ class StepBench {
     return c.layers * (2.0 * rows * layer + 4.0 * pairs * c.head_dim * c.heads) +
            2.0 * static_cast<double>(c.hidden) * static_cast<double>(c.vocab);
   }
-  [[nodiscard]] std::string_view engine_name() const { return ops_->name(); }
+  // Of the timed steps of the last decode() or prefill().
+  [[nodiscard]] const engine::StepProfile& profile() const { return profile_; }
 
  private:
   [[nodiscard]] engine::SequenceInput input(uint32_t sequence, uint32_t start,
@@ -123,6 +124,7 @@ class StepBench {
   }
 
   SteadyClock clock_;
+  engine::StepProfile profile_;
   std::unique_ptr<engine::Ops> ops_;
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<kv::PageMemory> memory_;
@@ -146,6 +148,7 @@ Status StepBench::load(const StepBenchOptions& options, const model::Checkpoint&
   cuda.max_rows = std::max(longest, 512u);
   cuda.max_context = std::max(longest, decoded);
   cuda.max_sequences = sequences;
+  if (options.profile) cuda.profile = &profile_;
   TANDEM_ASSIGN(ops_, engine::create_cuda_ops(cuda, config));
   TANDEM_ASSIGN(engine_,
                 engine::Engine::create(checkpoint, *ops_, {cuda.max_rows, cuda.max_context}));
@@ -183,6 +186,7 @@ Result<double> StepBench::decode(uint32_t batch, uint32_t context) {
   for (uint32_t i = 0; i < kWarmSteps + kTimedSteps; ++i) {
     std::vector<engine::SequenceInput> inputs;
     for (uint32_t s = 0; s < batch; ++s) inputs.push_back(input(s, context + i, 1));
+    if (i == kWarmSteps) profile_.clear();
     const TimePoint begin = clock_.now();
     TANDEM_ASSIGN(const auto out, engine_->step(inputs, pages_));
     if (i >= kWarmSteps) times.push_back(seconds_between(begin, clock_.now()));
@@ -195,6 +199,7 @@ Result<double> StepBench::prefill(uint32_t rows) {
   std::vector<double> times;
   const engine::SequenceInput in = input(0, 0, rows);
   for (size_t i = 0; i < kPrefillRuns + 1; ++i) {
+    if (i == 1) profile_.clear();
     const TimePoint begin = clock_.now();
     TANDEM_ASSIGN(const auto out, engine_->step({&in, 1}, pages_));
     if (i > 0) times.push_back(seconds_between(begin, clock_.now()));
@@ -218,6 +223,49 @@ DeviceRow decode_row(const StepBench& bench, const Ceilings& ceilings, uint32_t 
   return row;
 }
 
+void report_profile(const StepBench& bench, const Ceilings& ceilings, const std::string& shape,
+                    const RowSink& sink) {
+  const engine::StepProfile& profile = bench.profile();
+  const auto steps = static_cast<double>(std::max<uint64_t>(profile.steps(), 1));
+  for (const engine::StepProfile::Stage& stage : profile.stages()) {
+    DeviceRow row;
+    row.what = stage.name;
+    row.shape = shape;
+    row.seconds = stage.seconds / steps;
+    if (stage.bytes > 0) {
+      row.rate = stage.bytes / stage.seconds * 1e-9;
+      row.unit = "GB/s";
+      row.ceiling = ceilings.read_bytes * 1e-9;
+      row.against = "read stream";
+      row.ratio = row.rate / row.ceiling;
+    }
+    const int permille = static_cast<int>(1000 * stage.seconds / profile.seconds() + 0.5);
+    row.note = std::to_string(permille / 10) + "." + std::to_string(permille % 10) + " %, " +
+               std::to_string(static_cast<int>(static_cast<double>(stage.calls) / steps + 0.5)) +
+               " calls, " + std::to_string(static_cast<int>(stage.bytes / steps * 1e-6 + 0.5)) +
+               " MB";
+    sink(row);
+  }
+  DeviceRow sum;
+  sum.what = "all stages, one after the other";
+  sum.shape = shape;
+  sum.seconds = profile.seconds() / steps;
+  sink(sum);
+}
+
+Status profile_steps(const StepBenchOptions& options, StepBench& bench, const Ceilings& ceilings,
+                     const RowSink& sink) {
+  for (const uint32_t batch : options.batches) {
+    TANDEM_ASSIGN([[maybe_unused]] const double s, bench.decode(batch, options.context));
+    report_profile(bench, ceilings, "decode " + std::to_string(batch), sink);
+  }
+  for (const uint32_t rows : options.prompts) {
+    TANDEM_ASSIGN([[maybe_unused]] const double s, bench.prefill(rows));
+    report_profile(bench, ceilings, "prefill " + std::to_string(rows), sink);
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<Ceilings> bench_steps(const StepBenchOptions& options, const RowSink& sink) {
@@ -231,6 +279,12 @@ Result<Ceilings> bench_steps(const StepBenchOptions& options, const RowSink& sin
                          .qkv = (config.heads + 2 * config.kv_heads) * config.head_dim,
                          .attended = config.heads * config.head_dim,
                          .inner = config.intermediate};
+  if (options.profile) {
+    StepBench bench;
+    TANDEM_TRY(bench.load(options, *checkpoint));
+    TANDEM_TRY(profile_steps(options, bench, ceilings, sink));
+    return ceilings;
+  }
   std::vector<double> products;
   for (const uint32_t rows : options.prompts) {
     TANDEM_ASSIGN(const double s, layer_product_seconds(options.card, shape, rows));

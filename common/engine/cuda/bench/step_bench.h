@@ -18,6 +18,8 @@ struct StepBenchOptions {
   uint32_t context = 1024;  // tokens of each decoding sequence
   std::vector<uint32_t> prompts = {512, 2048, 8192};
   kv::KvFormat format = kv::KvFormat::kBf16;
+  // Instead of whole steps: where their time goes, stage by stage (engine::StepProfile).
+  bool profile = false;
 };
 
 // Whole steps of the real engine, timed by the wall clock around Engine::step(): uploads, launches
