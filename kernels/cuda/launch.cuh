@@ -23,16 +23,20 @@ __device__ __forceinline__ void allow_next() {
 template <typename... Params, typename... Args>
 cudaError_t launch_chained(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
                            cudaStream_t stream, Args&&... args) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  // Neighbours that divide a multiprocessor's memory alike: it must be idle to change that, so
+  // kernels that want it otherwise could not run side by side.
+  attributes[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+  attributes[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
   return cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
 }
 

@@ -32,6 +32,7 @@ struct Task {
   const float* residual;
   const uint32_t* index;
   const float* norm;
+  const float* factors;  // of the rows, where another kernel has left them
   float eps;
   void* result;
   const ExpertTile* tiles;
@@ -60,6 +61,8 @@ struct Memory {
   uint64_t* full;
   uint64_t* empty;
   uint64_t* loaded;  // the resident rows
+  float* squares;
+  float* factors;
   float* sums;
   char* resident;
   char* stages;
@@ -226,12 +229,13 @@ __device__ __forceinline__ void multiply(float (&sums)[2][kColumns / 8][4], uint
 
 // Sum of the eight warps for weight row `r` of the tile and activation row `c`.
 template <int kColumns>
-__device__ __forceinline__ float total(const float* sums, int r, int c) {
+__device__ __forceinline__ float total(const Memory& memory, int r, int c) {
+  const float* sums = memory.sums;
   float sum = 0;
 #pragma unroll
   for (int w = 0; w < static_cast<int>(kSmallWarps); ++w)
     sum += sums[(w * static_cast<int>(kSmallTileRows) + r) * kColumns + c];
-  return sum;
+  return sum * memory.factors[c];
 }
 
 __device__ __forceinline__ float bias_of(const Task& task, int output) {
@@ -239,7 +243,7 @@ __device__ __forceinline__ float bias_of(const Task& task, int output) {
 }
 
 template <SmallEpilogue kEpilogue, int kColumns>
-__device__ __forceinline__ void finish(const Task& task, const float* sums, const Tile& tile,
+__device__ __forceinline__ void finish(const Task& task, const Memory& memory, const Tile& tile,
                                        const float (&before)[kColumns / 8], int t) {
   constexpr int kRows = static_cast<int>(kSmallTileRows);
   if constexpr (kEpilogue == SmallEpilogue::kSiluMul) {
@@ -247,8 +251,8 @@ __device__ __forceinline__ void finish(const Task& task, const float* sums, cons
     const int c = t / (kRows / 2);
     const int r = t % (kRows / 2) * 2;
     if (r >= tile.count || c >= tile.rows) return;
-    const float gate = total<kColumns>(sums, r, c) + bias_of(task, tile.output + r);
-    const float up = total<kColumns>(sums, r + 1, c) + bias_of(task, tile.output + r + 1);
+    const float gate = total<kColumns>(memory, r, c) + bias_of(task, tile.output + r);
+    const float up = total<kColumns>(memory, r + 1, c) + bias_of(task, tile.output + r + 1);
     out[int64_t{tile.first_x + c} * (task.out / 2) + (tile.output + r) / 2] =
         __float2bfloat16_rn(silu(gate) * up);
   } else {
@@ -257,7 +261,7 @@ __device__ __forceinline__ void finish(const Task& task, const float* sums, cons
       const int r = t % kRows;
       const int c = t / kRows + i * 8;
       if (r >= tile.count || c >= tile.rows) continue;
-      const float y = total<kColumns>(sums, r, c) + bias_of(task, tile.output + r);
+      const float y = total<kColumns>(memory, r, c) + bias_of(task, tile.output + r);
       const int64_t at = int64_t{tile.first_x + c} * task.out + tile.output + r;
       if constexpr (kEpilogue == SmallEpilogue::kStore)
         static_cast<__nv_bfloat16*>(task.result)[at] = __float2bfloat16_rn(y);
@@ -326,20 +330,22 @@ __device__ __forceinline__ void consume(const Task& task, const Memory& memory, 
           *reinterpret_cast<float2*>(mine + (m * 16 + h * 8 + lane / 4) * kColumns + n * 8 +
                                      lane % 4 * 2) = {sums[m][n][h * 2], sums[m][n][h * 2 + 1]};
     consumers_sync();
-    finish<kEpilogue, kColumns>(task, memory.sums, tile, before, t);
+    finish<kEpilogue, kColumns>(task, memory, tile, before, t);
     consumers_sync();
   }
 }
 
 template <Input kInput, SmallEpilogue kEpilogue, int kColumns>
-__global__ void __launch_bounds__(kThreads, 2) linear_small_kernel(Task task) {
+__global__ void __launch_bounds__(kThreads, kColumns == 8 ? 2 : 1) linear_small_kernel(Task task) {
   constexpr bool kResident = is_resident(kInput);
   extern __shared__ __align__(128) char shared[];
   Memory memory;
   memory.full = reinterpret_cast<uint64_t*>(shared);
   memory.empty = memory.full + 8;
   memory.loaded = memory.empty + 8;
-  memory.sums = reinterpret_cast<float*>(shared + kSmallBarrierBytes);
+  memory.squares = reinterpret_cast<float*>(shared + kSmallSquaresAt);
+  memory.factors = reinterpret_cast<float*>(shared + kSmallFactorsAt);
+  memory.sums = reinterpret_cast<float*>(shared + kSmallHeaderBytes);
   memory.resident = shared + small_fixed_bytes(kColumns);
   memory.stages = memory.resident +
                   (kResident ? small_resident_bytes(task.in, static_cast<uint32_t>(task.rows)) : 0);
@@ -365,13 +371,11 @@ __global__ void __launch_bounds__(kThreads, 2) linear_small_kernel(Task task) {
     return;
   }
   if constexpr (kInput == Input::kNormed) {
-    const NormRows rows{task.residual, task.index,      task.norm,
-                        task.eps,      task.in,         task.rows,
-                        memory.sums,   memory.resident, static_cast<int>(small_pitch(task.in))};
-    if (task.in <= kHeldInputs)
-      norm_short_rows(rows, norm, t);
-    else
-      norm_long_rows(rows, t);
+    scale_rows({task.residual, task.index, task.norm, task.eps, task.in, task.rows, memory.squares,
+                memory.factors, memory.resident, static_cast<int>(small_pitch(task.in))},
+               norm, t);
+  } else if (t < task.rows) {
+    memory.factors[t] = task.factors == nullptr ? 1.0F : task.factors[t];
   }
   if constexpr (kInput == Input::kLoaded) barrier_wait(memory.loaded, 0);
   consume<kInput, kEpilogue, kColumns>(task, memory, range, t);
@@ -472,8 +476,10 @@ cudaError_t linear_small(const SmallLinear& task, const SmallPlan& plan, cudaStr
     ready.x = task.scratch;
   }
   if (plain) return linear_plain(ready, stream);
+  Task raw = raw_task(ready, plan);
+  if (task.norm != nullptr && plan.input != SmallInput::kNormed) raw.factors = task.scratch_factors;
   return launch_chained(pick(task.epilogue, plan.input, task.rows), dim3(plan.blocks),
-                        dim3(kThreads), plan.shared_bytes, stream, raw_task(ready, plan));
+                        dim3(kThreads), plan.shared_bytes, stream, raw);
 }
 
 cudaError_t linear_small_experts(const SmallLinear& task, const SmallExperts& experts,

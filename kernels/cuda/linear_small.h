@@ -33,8 +33,10 @@ struct SmallLinear {
   const uint32_t* index = nullptr;  // rows of `residual`; null: 0, 1, …
   const float* norm = nullptr;      // [in]
   float eps = 0;
-  // [rows, in]: takes the normed rows when they are too long for a block to norm them itself.
+  // [rows, in] and [kSmallRows]: take the normed rows when they are too long for every block to
+  // norm them itself.
   Bf16* scratch = nullptr;
+  float* scratch_factors = nullptr;
 
   SmallEpilogue epilogue = SmallEpilogue::kStore;
   void* result = nullptr;
@@ -70,6 +72,8 @@ struct SmallDevice {
   // Of a block with more than kSmallFewRows rows, whose rows take more room than that leaves for
   // enough weights on their way.
   uint32_t shared_bytes_many = 200 * 1024;
+  // Rows that blocks norm for themselves.
+  uint32_t normed_bytes = 120 * 1024;
 };
 
 // Pure; needs in % 8 == 0. `overrides` is for benches: fields that are not 0 are taken as they are.

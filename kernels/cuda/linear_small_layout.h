@@ -5,13 +5,17 @@
 #include <cstdint>
 
 // Shared memory of linear_small.cu, for the kernel and its planner:
-//   barriers | sums of the 8 warps | normed rows (resident) | stages
+//   header | sums of the 8 warps | normed rows (resident) | stages
 // Rows are padded by 16 bytes, which spreads a matrix's 8 rows over all banks.
 namespace tandem::cuda {
 
 inline constexpr uint32_t kSmallTileRows = 32;
 inline constexpr uint32_t kSmallWarps = 8;
-inline constexpr uint32_t kSmallBarrierBytes = 256;
+// Header: 17 barriers, the sums of squares of 16 rows (8 warps each), their factors.
+inline constexpr uint32_t kSmallSquaresAt = 256;
+inline constexpr uint32_t kSmallFactorsAt = kSmallSquaresAt + 16 * 8 * 4;
+inline constexpr uint32_t kSmallHeaderBytes = 1024;
+static_assert(kSmallFactorsAt + 16 * 4 <= kSmallHeaderBytes);
 // What one block may ask for on Hopper.
 inline constexpr int kSmallSharedLimit = 227 * 1024;
 
@@ -22,7 +26,7 @@ inline constexpr int kSmallSharedLimit = 227 * 1024;
   return kSmallWarps * kSmallTileRows * small_columns(rows) * 4;
 }
 [[nodiscard]] __host__ __device__ constexpr uint32_t small_fixed_bytes(uint32_t rows) {
-  return kSmallBarrierBytes + small_sums_bytes(rows);
+  return kSmallHeaderBytes + small_sums_bytes(rows);
 }
 // Bytes from one row to the next, of `columns` bf16.
 [[nodiscard]] __host__ __device__ constexpr uint32_t small_pitch(int64_t columns) {

@@ -10,9 +10,6 @@ uint32_t ceil_div(int64_t a, int64_t b) { return static_cast<uint32_t>((a + b - 
 
 // Fewest outputs that are worth a block of their own.
 constexpr int64_t kMinBlockRows = 4;
-// Rows that a block norms for itself: with more, all blocks together would spend longer on that
-// than one kernel does.
-constexpr uint32_t kNormedBytes = 36 * 1024;
 constexpr uint32_t kMaxStages = 8;
 // Copies of 1 KiB a row (512 inputs) stream 5 to 10 % faster than shorter ones as long as three
 // stages fit; longer ones gain nothing (H200, Qwen2-7B shapes).
@@ -29,10 +26,10 @@ uint32_t shared_of(const SmallLinear& task, const SmallDevice& device) {
 
 SmallInput input_of(const SmallLinear& task, const SmallDevice& device, bool several_tiles) {
   const uint32_t bytes = small_resident_bytes(task.in, task.rows);
-  if (task.norm != nullptr && bytes <= kNormedBytes) return SmallInput::kNormed;
   // Rows may take up to three fifths of the memory; the rest must hold enough weights.
-  return several_tiles && bytes <= shared_of(task, device) / 5 * 3 ? SmallInput::kLoaded
-                                                                   : SmallInput::kStreamed;
+  const bool fits = bytes <= shared_of(task, device) / 5 * 3;
+  if (task.norm != nullptr && fits && bytes <= device.normed_bytes) return SmallInput::kNormed;
+  return several_tiles && fits ? SmallInput::kLoaded : SmallInput::kStreamed;
 }
 
 // Fills the shared memory with stages.

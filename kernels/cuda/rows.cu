@@ -57,7 +57,11 @@ __global__ void __launch_bounds__(kNormThreads) rms_norm_kernel(RmsNorm task) {
   const float share = warp_sum(square_share(x, n, t));
   if (t % 32 == 0) sums[t / 32] = share;
   __syncthreads();
-  const float factor = norm_factor(sums, n, task.eps);
+  float factor = norm_factor(sums, n, task.eps);
+  if (task.factors != nullptr) {
+    if (t == 0) task.factors[blockIdx.x] = factor;
+    factor = 1.0F;
+  }
   auto* out = reinterpret_cast<__nv_bfloat16*>(task.out) + int64_t{blockIdx.x} * n;
   if (n % 4 != 0) {
     for (int64_t i = t; i < n; i += kNormThreads) out[i] = normed(x[i], factor, task.norm[i]);

@@ -16,8 +16,9 @@ namespace tandem::cuda {
 cudaError_t embed(const DeviceStep& step, const Bf16* table, int64_t hidden, float* x,
                   cudaStream_t stream);
 
-// out[i] = rms_norm(x[index[i]]) * norm, rounded to bf16 once; index null: row i. The same bits as
-// the norm inside linear_small().
+// out[i] = rms_norm(x[index[i]]) * norm, rounded to bf16 once; index null: row i. With `factors`,
+// out[i] = x * norm and factors[i] is what it must be multiplied by: the bits that linear_small()'s
+// own norm works with.
 struct RmsNorm {
   const float* x = nullptr;  // [*, hidden]
   const uint32_t* index = nullptr;
@@ -26,6 +27,7 @@ struct RmsNorm {
   uint32_t rows = 0;
   int64_t hidden = 0;
   Bf16* out = nullptr;  // [rows, hidden]
+  float* factors = nullptr;
 };
 cudaError_t rms_norm(const RmsNorm& task, cudaStream_t stream);
 

@@ -12,6 +12,9 @@ namespace {
 // rate, and longer ones would need a larger buffer (155 MB for Qwen2-7B) and leave the L2 cache.
 constexpr uint32_t kGateUpRows = 2048;
 
+constexpr size_t kFactorBytes = 256;
+static_assert(kFactorBytes >= cuda::kSmallRows * sizeof(float));
+
 size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 size_t normed_bytes(const LinearRunner::Limits& limits) {
@@ -52,14 +55,17 @@ cuda::SmallLinear small_task(uint32_t rows, const LinearRef& weight, cuda::Small
 }  // namespace
 
 size_t LinearRunner::scratch_bytes(const Limits& limits) {
-  return normed_bytes(limits) + gate_up_bytes(limits) + WideLinear::kWorkspaceBytes;
+  return WideLinear::kWorkspaceBytes + normed_bytes(limits) + gate_up_bytes(limits) + kFactorBytes;
 }
 
 LinearRunner::LinearRunner(Deps deps, WideLinear wide)
     : deps_(std::move(deps)), wide_(std::move(wide)) {
-  normed_ = reinterpret_cast<Bf16*>(deps_.scratch + WideLinear::kWorkspaceBytes);
-  gate_up_ = reinterpret_cast<Bf16*>(deps_.scratch + WideLinear::kWorkspaceBytes +
-                                     normed_bytes(deps_.limits));
+  std::byte* at = deps_.scratch + WideLinear::kWorkspaceBytes;
+  normed_ = reinterpret_cast<Bf16*>(at);
+  at += normed_bytes(deps_.limits);
+  gate_up_ = reinterpret_cast<Bf16*>(at);
+  at += gate_up_bytes(deps_.limits);
+  factors_ = reinterpret_cast<float*>(at);
 }
 
 Result<LinearRunner> LinearRunner::create(Deps deps) {
@@ -108,6 +114,7 @@ Status LinearRunner::small(const cuda::SmallLinear& task, cudaStream_t stream) c
   device.multiprocessors = deps_.multiprocessors;
   cuda::SmallLinear with_scratch = task;
   with_scratch.scratch = normed_;
+  with_scratch.scratch_factors = factors_;
   TANDEM_CUDA_TRY(
       cuda::linear_small(with_scratch, cuda::plan_small_linear(with_scratch, device), stream));
   return {};

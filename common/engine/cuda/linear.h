@@ -95,8 +95,9 @@ class LinearRunner {
 
   Deps deps_;
   WideLinear wide_;
-  Bf16* normed_ = nullptr;   // [max_rows, max_hidden]
-  Bf16* gate_up_ = nullptr;  // [kGateUpRows, max_gate_up]
+  Bf16* normed_ = nullptr;    // [max_rows, max_hidden]
+  Bf16* gate_up_ = nullptr;   // [kGateUpRows, max_gate_up]
+  float* factors_ = nullptr;  // [kSmallRows]
 };
 
 }  // namespace tandem::engine
