@@ -2,7 +2,6 @@
 #include <numeric>
 #include <vector>
 
-#include "common/cuda/arena.h"
 #include "common/cuda/cublas_lt.h"
 #include "common/cuda/device.h"
 #include "common/cuda/graph.h"
@@ -102,28 +101,6 @@ TEST_F(Owners, OutOfMemorySaysHowMuchIsFree) {
   EXPECT_EQ(buffer.error().code, ErrorCode::kResourceExhausted);
   EXPECT_NE(buffer.error().detail.find("MiB are free"), std::string::npos) << buffer.error().detail;
   EXPECT_TRUE(DeviceBuffer::create(1 << 20));  // not sticky
-}
-
-TEST_F(Owners, TheArenaIsPlannedFromTheCardAndItsKvMemoryIsZero) {
-  const auto device = Device::open(0);
-  ASSERT_TRUE(device) << device.error().to_string();
-  ArenaRequest request;
-  request.parts = {{.name = "weights", .bytes = 3 << 20}};
-  request.kv_block_bytes = 1 << 16;
-  request.kv_tail_bytes = 4096;
-  request.kv_blocks = 16;
-  auto arena = Arena::create(*device, request);
-  ASSERT_TRUE(arena) << arena.error().to_string();
-  std::vector<uint8_t> host(size_t{16} << 16, 1);
-  ASSERT_CUDA(cudaMemcpy(host.data(), arena->kv_pages(), host.size(), cudaMemcpyDeviceToHost));
-  EXPECT_TRUE(std::all_of(host.begin(), host.end(), [](uint8_t b) { return b == 0; }));
-  EXPECT_NE(arena->description().find("16 blocks"), std::string::npos);
-  // A second one that asks for more than is left.
-  request.kv_blocks = uint64_t{1} << 26;
-  const auto second = Arena::create(*device, request);
-  ASSERT_FALSE(second);
-  EXPECT_NE(second.error().detail.find(device->info().name), std::string::npos)
-      << second.error().detail;
 }
 
 TEST_F(Owners, CublasLtOpens) {

@@ -62,6 +62,19 @@ size_t DeviceArena::bytes_of(std::string_view part) const {
   return 0;
 }
 
+std::vector<cuda::MemoryPart> DeviceArena::parts() const {
+  std::vector<cuda::MemoryPart> result;
+  for (const auto& [name, sum] : parts_) {
+    cuda::MemoryPart part;
+    part.name = name;
+    part.bytes = sum;
+    if (name == "activations") part.remedy = "lower max_batch_tokens";
+    if (name == "workspace") part.remedy = "lower max_sequences or model.max_context";
+    result.push_back(std::move(part));
+  }
+  return result;
+}
+
 std::string DeviceArena::describe() const {
   std::string text;
   for (const auto& [name, sum] : parts_) {
@@ -74,8 +87,8 @@ std::string DeviceArena::describe() const {
 Error DeviceArena::out_of_memory(const Error& cause, size_t bytes, std::string_view part) const {
   if (cause.code != ErrorCode::kResourceExhausted) return cause;
   return make_error(cause.code,
-                    "no room for " + gigabytes(bytes) + " of " + std::string(part) +
-                        " beside " + describe() + " of this process (" + cause.detail +
+                    "no room for " + gigabytes(bytes) + " of " + std::string(part) + " beside " +
+                        describe() + " of this process (" + cause.detail +
                         "); free the card of other processes, or lower kv.memory, "
                         "gpu_memory_utilization, max_batch_tokens or max_context, or use a card "
                         "with more memory");

@@ -8,6 +8,7 @@
 
 #include "common/base/result.h"
 #include "common/cuda/memory.h"
+#include "common/cuda/memory_plan.h"
 
 namespace tandem::engine {
 
@@ -26,6 +27,8 @@ class DeviceArena {
 
   [[nodiscard]] size_t bytes() const { return reserved_; }
   [[nodiscard]] size_t bytes_of(std::string_view part) const;
+  // For planning the KV pool: what is taken and how to take less.
+  [[nodiscard]] std::vector<cuda::MemoryPart> parts() const;
   // "weights 15.2 GB, activations 0.1 GB"
   [[nodiscard]] std::string describe() const;
 

@@ -1,7 +1,10 @@
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "common/base/check.h"
+#include "common/cuda/card_monitor.h"
 #include "common/engine/cuda/buckets.h"
 #include "common/engine/cuda/cuda_ops_impl.h"
 #include "common/engine/cuda/page_memory.h"
@@ -177,17 +180,17 @@ Status CudaOps::plan_memory(const kv::KvLayout& layout) {
   linear_limits_.max_rows = std::max(options_.max_rows, batch);
   TANDEM_ASSIGN(std::byte * scratch,
                 arena_.allocate(LinearRunner::scratch_bytes(linear_limits_), "workspace"));
-  TANDEM_ASSIGN(linear_, LinearRunner::create(
-                             {&lt_, scratch, linear_limits_, device_.info().name,
-                              static_cast<uint32_t>(device_.info().multiprocessors),
-                              options_.algorithm_file}));
+  TANDEM_ASSIGN(linear_,
+                LinearRunner::create({&lt_, scratch, linear_limits_, device_.info().name,
+                                      static_cast<uint32_t>(device_.info().multiprocessors),
+                                      options_.algorithm_file}));
   TANDEM_TRY(outputs_.prepare(*linear_, model_.vocab, batch, max_context_));
   StepCounts most;
   most.rows = options_.max_rows;
   most.sequences = options_.max_sequences;
   most.outputs = options_.max_rows;
-  most.blocks = size_t{options_.max_sequences} * ((max_context_ + kv::kBlockTokens - 1) /
-                                                  kv::kBlockTokens);
+  most.blocks =
+      size_t{options_.max_sequences} * ((max_context_ + kv::kBlockTokens - 1) / kv::kBlockTokens);
   TANDEM_ASSIGN(area_, StepArea::create(arena_, StepLayout(most).bytes));
   for (uint32_t i = 0; i < model_.layers; ++i) {
     TANDEM_ASSIGN(auto event, cuda::Event::create());
@@ -198,22 +201,60 @@ Status CudaOps::plan_memory(const kv::KvLayout& layout) {
   return {};
 }
 
+Result<cuda::MemoryRequest> CudaOps::memory_request(const kv::KvLayout& layout, uint64_t blocks,
+                                                    uint64_t tail_bytes) const {
+  TANDEM_ASSIGN(const auto memory, device_.memory());
+  cuda::MemoryRequest request;
+  request.device =
+      "device " + std::to_string(device_.info().index) + " (" + device_.info().name + ")";
+  request.total_bytes = memory.total;
+  request.free_bytes = memory.free;
+  request.utilization = options_.memory_utilization;
+  request.reserve_bytes = kReserveBytes;
+  request.parts = arena_.parts();
+  request.kv_block_bytes = layout.block_bytes();
+  request.kv_tail_bytes = tail_bytes;
+  request.kv_blocks = blocks;
+  request.neighbours = neighbours();
+  return request;
+}
+
+// Who else uses the card; for messages, so nothing where NVML does not tell.
+std::vector<cuda::MemoryNeighbour> CudaOps::neighbours() const {
+  std::vector<cuda::MemoryNeighbour> result;
+  auto monitor = cuda::CardMonitor::open(options_.libraries);
+  if (!monitor) return result;
+  const auto card = monitor->read(device_.info().uuid);
+  if (!card) return result;
+  for (const cuda::CardHealth::Process& process : card->processes) {
+    // Without a name: of another container, or this process as its host counts it.
+    if (process.name.empty() || process.pid == static_cast<uint32_t>(getpid())) continue;
+    result.push_back({.pid = process.pid, .name = process.name, .bytes = process.bytes});
+  }
+  return result;
+}
+
 Result<std::optional<uint64_t>> CudaOps::kv_memory_limit(const kv::KvLayout& layout) {
   TANDEM_TRY(plan_memory(layout));
-  TANDEM_ASSIGN(const auto memory, device_.memory());
-  const auto allowed =
-      static_cast<uint64_t>(static_cast<double>(memory.total) * options_.memory_utilization);
-  const uint64_t taken = arena_.bytes() + kReserveBytes;
-  const uint64_t of_share = allowed > taken ? allowed - taken : 0;
-  const uint64_t of_free = memory.free > kReserveBytes ? memory.free - kReserveBytes : 0;
-  return std::min(of_share, of_free);
+  TANDEM_ASSIGN(const cuda::MemoryRequest request, memory_request(layout, 0, 0));
+  TANDEM_ASSIGN(const uint64_t blocks, plan_kv_blocks(request));
+  return blocks * layout.block_bytes();
 }
 
 Result<std::unique_ptr<kv::PageMemory>> CudaOps::create_kv_memory(const kv::KvLayout& layout,
                                                                   uint32_t blocks, uint32_t tails) {
   TANDEM_TRY(plan_memory(layout));
   TANDEM_ASSIGN(const kv::PageBytes bytes, kv::page_bytes_of(layout, blocks, tails));
-  TANDEM_ASSIGN(auto pages, arena_.allocate_apart(bytes.pages, "KV pool"));
+  TANDEM_ASSIGN(const cuda::MemoryRequest request, memory_request(layout, blocks, bytes.tails));
+  TANDEM_TRY(plan_kv_blocks(request));
+  auto allocated = arena_.allocate_apart(bytes.pages, "KV pool");
+  if (!allocated) {
+    if (allocated.error().code != ErrorCode::kResourceExhausted)
+      return fail(std::move(allocated).error());
+    const auto now = device_.memory();
+    return fail(cuda::lost_race(request, blocks, now ? now->free : 0));
+  }
+  cuda::DeviceBuffer pages = std::move(*allocated);
   TANDEM_ASSIGN(auto open_pages, arena_.allocate_apart(bytes.tails, "KV pool"));
   TANDEM_CUDA_TRY(cudaMemsetAsync(pages.data(), 0, bytes.pages, stream_.get()));
   if (bytes.tails > 0)
@@ -230,10 +271,9 @@ void CudaOps::note(Status status) {
 
 void CudaOps::embed(const StepView&, const EmbeddingWeight& table, Activation out) {
   const Stages::Scope stage(stages_, "embed", 0);
-  note(cuda::cuda_status(
-      cuda::embed(step_, static_cast<const CudaEmbedding&>(table).table, table.hidden,
-                  static_cast<float*>(out.data), stream_.get()),
-      "embed"));
+  note(cuda::cuda_status(cuda::embed(step_, static_cast<const CudaEmbedding&>(table).table,
+                                     table.hidden, static_cast<float*>(out.data), stream_.get()),
+                         "embed"));
 }
 
 void CudaOps::norm_linear(uint32_t rows, Activation x, const VectorWeight& norm, float eps,

@@ -82,6 +82,9 @@ class CudaOps final : public Ops {
   };
 
   Status plan_memory(const kv::KvLayout& layout);
+  Result<cuda::MemoryRequest> memory_request(const kv::KvLayout& layout, uint64_t blocks,
+                                             uint64_t tail_bytes) const;
+  std::vector<cuda::MemoryNeighbour> neighbours() const;
   [[nodiscard]] bool can_replay(const StepRequest& request) const;
   Status describe(const StepRequest& request, const StepCounts& counts);
   Status replay(const StepRequest& request, std::span<RowResult> results);
