@@ -32,18 +32,22 @@ struct DecodeShape {
 };
 
 // One block's unit of work: the keys of one split for some columns (query row, head of the group)
-// of one KV head.
-struct DecodeUnit {
+// of one KV head. Holds all that the kernel needs to know, so that nothing waits for a second look.
+struct alignas(16) DecodeUnit {
   uint32_t slot = 0;
-  uint16_t kv_head = 0;
-  uint16_t first_column = 0;  // column = row * group + head of the group
+  uint32_t first_row = 0;  // of the sequence, as in its slot
+  uint32_t rows = 0;
+  uint32_t start = 0;
+  uint32_t blocks = 0;  // where the block of first_page stands in DeviceStep::blocks
   uint32_t first_page = 0;
   uint32_t pages = 0;    // to read as stored; may be 0
   uint32_t partial = 0;  // result index of the first split of the same columns
-  uint16_t split = 0;
-  uint16_t splits = 0;   // 1: the result is final
   uint32_t counter = 0;  // splits of the same columns count their arrivals here
-  uint32_t exact = 0;    // 1: also the pages that needs_tail() layouts read exactly
+  uint16_t kv_head = 0;
+  uint16_t first_column = 0;  // column = row * group + head of the group
+  uint16_t split = 0;
+  uint16_t splits = 0;  // 1: the result is final
+  uint32_t exact = 0;   // 1: also the pages that needs_tail() layouts read exactly
 };
 
 struct DecodePlan {
@@ -75,10 +79,10 @@ void plan_decode(const DecodeShape& shape, std::span<const SequenceSlot> slots, 
 struct DecodeAttention {
   DecodeShape shape;
   uint32_t layer = 0;
-  float scale = 0.0F;         // of q.k before the softmax
-  const Bf16* qkv = nullptr;  // as kv_write left it
-  const void* kept = nullptr; // as given to kv_write
-  Bf16* out = nullptr;        // [rows][heads * head_dim]
+  float scale = 0.0F;                 // of q.k before the softmax
+  const Bf16* qkv = nullptr;          // as kv_write left it
+  const void* kept = nullptr;         // as given to kv_write
+  Bf16* out = nullptr;                // [rows][heads * head_dim]
   const DecodeUnit* units = nullptr;  // device, the plan's
   const uint32_t* ranges = nullptr;   // device, [blocks + 1]
   uint32_t blocks = 0;                // as planned for; the number of SMs

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/cuda/attention_decode.h"
+#include "kernels/cuda/kv_page.cuh"
 
 // The variants behind attention_decode(), which chooses among them.
 namespace tandem::cuda {
@@ -9,4 +10,39 @@ namespace tandem::cuda {
 cudaError_t attention_decode_plain(const DeviceStep& step, const DeviceKv& kv,
                                    const DecodeAttention& task, cudaStream_t stream);
 
+// Tensor cores (attention_decode_paged.cuh); one file a format. cudaErrorInvalidValue for head dims
+// and columns that they are not made for.
+namespace paged {
+
+struct Args {
+  DeviceStep step;
+  LayerPages layer;
+  QkvColumns columns;
+  const Bf16* qkv;
+  Bf16* out;
+  const DecodeUnit* units;
+  const uint32_t* ranges;
+  float* partials;
+  uint32_t* counters;
+  uint32_t heads;
+  uint32_t group;
+  uint32_t window;
+  float scale_log2;
+  uint32_t stages;  // of each warp
+};
+
+using Launch = cudaError_t (*)(const Args& args, uint32_t head_dim, uint32_t columns,
+                               uint32_t blocks, cudaStream_t stream);
+cudaError_t attention_decode_bf16(const Args& args, uint32_t head_dim, uint32_t columns,
+                                  uint32_t blocks, cudaStream_t stream);
+cudaError_t attention_decode_fp8(const Args& args, uint32_t head_dim, uint32_t columns,
+                                 uint32_t blocks, cudaStream_t stream);
+cudaError_t attention_decode_int8(const Args& args, uint32_t head_dim, uint32_t columns,
+                                  uint32_t blocks, cudaStream_t stream);
+cudaError_t attention_decode_k8v4(const Args& args, uint32_t head_dim, uint32_t columns,
+                                  uint32_t blocks, cudaStream_t stream);
+cudaError_t attention_decode_int4(const Args& args, uint32_t head_dim, uint32_t columns,
+                                  uint32_t blocks, cudaStream_t stream);
+
+}  // namespace paged
 }  // namespace tandem::cuda

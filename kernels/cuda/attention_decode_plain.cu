@@ -90,21 +90,21 @@ __global__ void __launch_bounds__(kWarps* kWarp) attention_decode_plain_kernel(c
         return exact_row(slot, static_cast<uint32_t>(sequence), kv_head, base + t, args.qkv,
                          args.columns, args.layer);
       };
-      attend(q, args.scale_log2, head_dim, first, last,
-             [&](uint32_t t, uint32_t c) { return to_float(exact(t).key[c]); },
-             [&](uint32_t t, uint32_t c) { return to_float(exact(t).value[c]); }, state);
+      attend(
+          q, args.scale_log2, head_dim, first, last,
+          [&](uint32_t t, uint32_t c) { return to_float(exact(t).key[c]); },
+          [&](uint32_t t, uint32_t c) { return to_float(exact(t).value[c]); }, state);
       continue;
     }
     const std::byte* keys = args.layer.head(args.step.blocks[slot.first_block + page], kv_head);
     const std::byte* values = keys + args.layer.shape.k_bytes;
-    attend(q, args.scale_log2, head_dim, first, last,
-           [&](uint32_t t, uint32_t c) {
-             return decode_element<key_coding(F)>(keys, head_dim, t, c);
-           },
-           [&](uint32_t t, uint32_t c) {
-             return decode_element<value_coding(F)>(values, head_dim, t, c);
-           },
-           state);
+    attend(
+        q, args.scale_log2, head_dim, first, last,
+        [&](uint32_t t, uint32_t c) { return decode_element<key_coding(F)>(keys, head_dim, t, c); },
+        [&](uint32_t t, uint32_t c) {
+          return decode_element<value_coding(F)>(values, head_dim, t, c);
+        },
+        state);
   }
   Bf16* out = args.out + (uint64_t{row} * args.shape.heads + head) * head_dim;
 #pragma unroll

@@ -54,10 +54,14 @@ void add_units(const DecodeShape& shape, uint32_t index, const SequenceSlot& slo
       for (uint32_t s = 0; s < c.splits; ++s) {
         DecodeUnit unit;
         unit.slot = index;
+        unit.first_row = slot.first_row;
+        unit.rows = slot.rows;
+        unit.start = slot.start;
         unit.kv_head = static_cast<uint16_t>(head);
         unit.first_column = static_cast<uint16_t>(column);
         const uint32_t at = (c.first_split + s) * c.split_pages;
         unit.first_page = std::max(at, c.begin);
+        unit.blocks = slot.first_block + unit.first_page;
         unit.pages = c.end > c.begin ? std::min(at + c.split_pages, c.end) - unit.first_page : 0;
         unit.partial = partials;
         unit.split = static_cast<uint16_t>(s);
@@ -117,8 +121,7 @@ void plan_decode(const DecodeShape& shape, std::span<const SequenceSlot> slots, 
   uint32_t partials = 0;
   uint32_t counters = 0;
   for (uint32_t i = 0; i < slots.size(); ++i)
-    if (slots[i].rows != 0)
-      add_units(shape, i, slots[i], columns, plan, partials, counters);
+    if (slots[i].rows != 0) add_units(shape, i, slots[i], columns, plan, partials, counters);
 
   // Consecutive units to each block, as equal in pages as they allow: a unit goes where its middle
   // lies.

@@ -85,9 +85,8 @@ __device__ inline Grid grid_of(const kv::FitCandidate& best, float lo, float ran
 // array, not its address.
 template <typename F>
 __device__ void for_each_candidate(const F& f) {
-  [&]<size_t... I>(std::index_sequence<I...>) {
-    (f(std::integral_constant<size_t, I>{}), ...);
-  }(std::make_index_sequence<std::size(kv::kFitCandidates)>{});
+  [&]<size_t... I>(std::index_sequence<I...>) { (f(std::integral_constant<size_t, I>{}), ...); }
+  (std::make_index_sequence<std::size(kv::kFitCandidates)>{});
 }
 __device__ inline int32_t fit_error(float u, const kv::FitCandidate& c) {
   const float d = __fsub_rn(u, c.offset);
@@ -251,7 +250,8 @@ __device__ void warp_encode_row(const float* row, uint32_t head_dim, uint32_t to
 }
 
 // Encodes 16 rows (shared memory, `stride` floats apart) as kFourBitChannels. Called by the whole
-// block, which must synchronize before `rows` changes; `levels` is shared memory for head_dim words.
+// block, which must synchronize before `rows` changes; `levels` is shared memory for head_dim
+// words.
 __device__ inline void block_encode_k4_page(const float* rows, uint32_t stride, uint32_t head_dim,
                                             uint64_t* levels, std::byte* section) {
   auto* scales = reinterpret_cast<uint16_t*>(section + kPageTokens * (head_dim / 2));

@@ -52,8 +52,9 @@ __device__ void gather_section(const std::byte* section, uint32_t head_dim, uint
   }
   for (uint32_t i = threadIdx.x; i < kPageTokens * head_dim; i += kThreads) {
     const uint32_t token = i / head_dim;
-    to[i].bits = token < valid ? bf16_bits(decode_element<C>(section, head_dim, token, i % head_dim))
-                               : uint16_t{0};
+    to[i].bits = token < valid
+                     ? bf16_bits(decode_element<C>(section, head_dim, token, i % head_dim))
+                     : uint16_t{0};
   }
 }
 
@@ -69,10 +70,10 @@ __global__ void __launch_bounds__(kThreads) kv_gather_kernel(const Args args) {
   if (sequence.rows == 0 || page * kPageTokens >= prefill_span(context)) return;
   const uint32_t head_dim = args.columns.head_dim;
   const uint64_t at = (uint64_t{kv_head} * args.task.positions + sequence.kv_offset +
-                       uint64_t{page} * kPageTokens) * head_dim;
+                       uint64_t{page} * kPageTokens) *
+                      head_dim;
   // A page that stays open is not in the pool: its rows are not for reading as stored.
-  const uint32_t stored =
-      F == kv::KvFormat::kInt4 ? context / kPageTokens * kPageTokens : context;
+  const uint32_t stored = F == kv::KvFormat::kInt4 ? context / kPageTokens * kPageTokens : context;
   const uint32_t valid = stored > page * kPageTokens ? stored - page * kPageTokens : 0;
   const std::byte* head =
       valid == 0 ? nullptr : args.layer.head(args.step.blocks[slot.first_block + page], kv_head);
@@ -91,8 +92,8 @@ __global__ void __launch_bounds__(kThreads) kv_gather_exact_kernel(const Args ar
   const uint32_t first = blockIdx.x * kPageTokens;
   if (sequence.rows == 0 || first >= prefill_span(before + slot.rows)) return;
   const uint32_t pairs = args.columns.head_dim / 2;
-  const uint64_t at = (uint64_t{kv_head} * args.task.exact_positions + sequence.exact_offset +
-                       first) * pairs;
+  const uint64_t at =
+      (uint64_t{kv_head} * args.task.exact_positions + sequence.exact_offset + first) * pairs;
   auto* keys = static_cast<uint32_t*>(args.task.exact_keys) + at;
   auto* values = static_cast<uint32_t*>(args.task.exact_values) + at;
   for (uint32_t i = threadIdx.x; i < kPageTokens * pairs; i += kThreads) {

@@ -9,8 +9,8 @@
 #include "kernels/cuda/step.h"
 
 // Fills the workspace of prefill attention (attention_prefill.h says how it is laid out) from the
-// pool, after kv_write of the same layer: each sequence's keys and values, dequantized, and zeros up
-// to the end of its span. Layouts with needs_tail(): also the exact workspace.
+// pool, after kv_write of the same layer: each sequence's keys and values, dequantized, and zeros
+// up to the end of its span. Layouts with needs_tail(): also the exact workspace.
 namespace tandem::cuda {
 
 struct KvGather {

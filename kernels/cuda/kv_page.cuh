@@ -6,8 +6,8 @@
 #include "common/base/dtype.h"
 #include "kernels/cuda/step.h"
 
-// Where things lie in KV pages and in a step, for kernels. The layout's own arithmetic is host code;
-// PageShape carries its results.
+// Where things lie in KV pages and in a step, for kernels. The layout's own arithmetic is host
+// code; PageShape carries its results.
 namespace tandem::cuda {
 
 inline constexpr uint32_t kPageTokens = kv::kBlockTokens;
@@ -71,10 +71,7 @@ struct QkvColumns {
   uint32_t row = 0;  // elements from row to row
 
   QkvColumns(uint32_t heads, uint32_t kv_heads, uint32_t dim)
-      : head_dim(dim),
-        key(heads * dim),
-        value(key + kv_heads * dim),
-        row(value + kv_heads * dim) {}
+      : head_dim(dim), key(heads * dim), value(key + kv_heads * dim), row(value + kv_heads * dim) {}
 };
 
 // Layouts with needs_tail(), after kv_write: key and value of one head at `position`, which lies in
@@ -91,8 +88,8 @@ __device__ inline ExactRow exact_row(const SequenceSlot& slot, uint32_t sequence
                       uint64_t{kv_head} * columns.head_dim;
     return {row + columns.key, row + columns.value};
   }
-  const std::byte* head = reopens(slot) ? layer.kept_head(sequence, kv_head)
-                                        : layer.tail_head(slot.tail, kv_head);
+  const std::byte* head =
+      reopens(slot) ? layer.kept_head(sequence, kv_head) : layer.tail_head(slot.tail, kv_head);
   const uint32_t at = position % kPageTokens * columns.head_dim;
   return {reinterpret_cast<const Bf16*>(head) + at,
           reinterpret_cast<const Bf16*>(head + layer.tail_shape.k_bytes) + at};

@@ -5,8 +5,8 @@
 #include "kernels/cuda/kv_codec.cuh"
 #include "kernels/cuda/kv_page.cuh"
 
-// Rows of the packed qkv activation, one head at a time, by one warp with the row as floats in shared
-// memory.
+// Rows of the packed qkv activation, one head at a time, by one warp with the row as floats in
+// shared memory.
 namespace tandem::cuda {
 
 __device__ inline void warp_load_row(const Bf16* from, uint32_t head_dim, float* to) {

@@ -229,7 +229,8 @@ cudaError_t kv_write(const DeviceStep& step, const DeviceKv& kv, const KvWrite& 
     return cudaErrorInvalidValue;
   if (step.rows == 0) return cudaSuccess;
   // A sequence whose rows fit one page may still begin in the middle of it.
-  const uint32_t pages = step.max_rows <= 1 ? 1 : (step.max_rows + kPageTokens - 2) / kPageTokens + 1;
+  const uint32_t pages =
+      step.max_rows <= 1 ? 1 : (step.max_rows + kPageTokens - 2) / kPageTokens + 1;
   const uint32_t page_blocks = step.sequences * pages * kv.layout.kv_heads;
   const uint32_t query_blocks = (step.rows * task.heads + kWarps - 1) / kWarps;
   const HeadRows rows{QkvColumns(task.heads, kv.layout.kv_heads, head_dim),
@@ -238,8 +239,8 @@ cudaError_t kv_write(const DeviceStep& step, const DeviceKv& kv, const KvWrite& 
                       task.q_norm,
                       task.k_norm,
                       task.norm_eps};
-  const Args args{step,  rows,       LayerPages(kv, task.layer, task.kept), task.heads,
-                  pages, page_blocks};
+  const Args args{step,       rows,  LayerPages(kv, task.layer, task.kept),
+                  task.heads, pages, page_blocks};
   const Kernel kernel = kernel_of(kv.layout.format);
   return launch_chained(kernel, page_blocks + query_blocks, kThreads, shared_bytes(kv.layout),
                         stream, args);

@@ -8,8 +8,8 @@
 #include "common/base/dtype.h"
 #include "kernels/cuda/step.h"
 
-// What happens to queries, keys and values between the QKV projection and attention (the device side
-// of Ops::write_kv): per-head norms, RoPE, and the step's keys and values into the pool.
+// What happens to queries, keys and values between the QKV projection and attention (the device
+// side of Ops::write_kv): per-head norms, RoPE, and the step's keys and values into the pool.
 namespace tandem::cuda {
 
 // Device memory that layouts with needs_tail() want beside the pool, one for all layers: rows of
@@ -20,8 +20,8 @@ namespace tandem::cuda {
 
 struct KvWrite {
   uint32_t layer = 0;
-  uint32_t heads = 0;  // query heads; the others are those of the layout
-  DeviceRope rope;     // rotary_dim 0: none
+  uint32_t heads = 0;             // query heads; the others are those of the layout
+  DeviceRope rope;                // rotary_dim 0: none
   const float* q_norm = nullptr;  // [head_dim], RMS norm of each head before RoPE; null: none
   const float* k_norm = nullptr;
   float norm_eps = 0;
@@ -32,9 +32,9 @@ struct KvWrite {
   void* kept = nullptr;  // kv_kept_bytes(); null where that is 0
 };
 
-// Enqueues; neither allocates nor waits. Fails with cudaErrorInvalidValue for a head_dim that is odd
-// or above 256. Layouts with needs_tail(): rows of the open page go to the tail page, pages that
-// fill are encoded whole.
+// Enqueues; neither allocates nor waits. Fails with cudaErrorInvalidValue for a head_dim that is
+// odd or above 256. Layouts with needs_tail(): rows of the open page go to the tail page, pages
+// that fill are encoded whole.
 cudaError_t kv_write(const DeviceStep& step, const DeviceKv& kv, const KvWrite& task,
                      cudaStream_t stream);
 

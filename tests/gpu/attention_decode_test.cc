@@ -4,6 +4,7 @@
 
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "kernels/cuda/attention_decode_kernels.h"
@@ -41,14 +42,14 @@ class Visible {
       for (const KvSide side : {KvSide::kK, KvSide::kV}) {
         float* to = (side == KvSide::kK ? keys_ : values_).data() + size_t{p} * hd_;
         if (!tails || p / 16 != own) {
-          kv::decode_row(scene.layout_, side,
-                         scene.page(pool, sequence, p / 16) +
-                             kv::section_offset(scene.layout_, head, side),
-                         p % 16, to);
+          kv::decode_row(
+              scene.layout_, side,
+              scene.page(pool, sequence, p / 16) + kv::section_offset(scene.layout_, head, side),
+              p % 16, to);
           continue;
         }
         const auto& prefix = (side == KvSide::kK ? scene.keys : scene.vals)[sequence];
-        const Bf16* row = p < start               ? nullptr
+        const Bf16* row = p < start            ? nullptr
                           : side == KvSide::kK ? scene.row_key(scene.qkv, sequence, p, head)
                                                : scene.row_value(scene.qkv, sequence, p, head);
         for (uint32_t c = 0; c < hd_; ++c)
@@ -83,29 +84,37 @@ void attend(const Visible& seen, const Bf16* q, uint32_t from, uint32_t to, uint
   for (uint32_t c = 0; c < hd; ++c) out[c] /= sum;
 }
 
-std::vector<double> expected(const KvScene& scene, std::vector<std::byte> pool, uint32_t window,
-                             double scale) {
+// The rows of one sequence; sequences write to places of their own.
+void attend_sequence(const KvScene& scene, std::vector<std::byte>& pool, uint32_t s,
+                     uint32_t window, double scale, std::vector<double>& out) {
   const SceneShape& shape = scene.shape_;
   const uint32_t hd = shape.head_dim;
   const uint32_t group = shape.heads / shape.kv_heads;
-  std::vector<double> out(size_t{scene.rows_} * shape.heads * hd);
-  for (uint32_t s = 0; s < scene.slots.size(); ++s)
-    for (uint32_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
-      const SequenceSlot& slot = scene.slots[s];
-      for (uint32_t first = slot.start; first < slot.start + slot.rows;) {
-        const uint32_t page_end = std::min(slot.start + slot.rows, (first / 16 + 1) * 16);
-        const Visible seen(scene, pool, s, kv_head, page_end, first / 16);
-        for (uint32_t p = first; p < page_end; ++p)
-          for (uint32_t g = 0; g < group; ++g) {
-            const size_t row = slot.first_row + p - slot.start;
-            const uint32_t head = kv_head * group + g;
-            attend(seen, scene.qkv.data() + row * scene.columns() + head * hd,
-                   window == 0 || p < window ? 0 : p + 1 - window, p + 1, hd, scale,
-                   out.data() + (row * shape.heads + head) * hd);
-          }
-        first = page_end;
-      }
+  for (uint32_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+    const SequenceSlot& slot = scene.slots[s];
+    for (uint32_t first = slot.start; first < slot.start + slot.rows;) {
+      const uint32_t page_end = std::min(slot.start + slot.rows, (first / 16 + 1) * 16);
+      const Visible seen(scene, pool, s, kv_head, page_end, first / 16);
+      for (uint32_t p = first; p < page_end; ++p)
+        for (uint32_t g = 0; g < group; ++g) {
+          const size_t row = slot.first_row + p - slot.start;
+          const uint32_t head = kv_head * group + g;
+          attend(seen, scene.qkv.data() + row * scene.columns() + head * hd,
+                 window == 0 || p < window ? 0 : p + 1 - window, p + 1, hd, scale,
+                 out.data() + (row * shape.heads + head) * hd);
+        }
+      first = page_end;
     }
+  }
+}
+
+std::vector<double> expected(const KvScene& scene, std::vector<std::byte> pool, uint32_t window,
+                             double scale) {
+  std::vector<double> out(size_t{scene.rows_} * scene.shape_.heads * scene.shape_.head_dim);
+  std::vector<std::thread> threads;
+  for (uint32_t s = 0; s < scene.slots.size(); ++s)
+    threads.emplace_back([&, s] { attend_sequence(scene, pool, s, window, scale, out); });
+  for (std::thread& t : threads) t.join();
   return out;
 }
 
@@ -196,10 +205,12 @@ class AttentionDecodeTest : public CardTest {
 };
 
 const std::vector<SceneSequence> kRagged = {{0, 1},   {1, 1},   {14, 1},  {15, 1},   {16, 1},
-                                            {100, 1}, {255, 1}, {256, 1}, {1000, 1}, {3000, 1},
-                                            {4999, 1}};
-const std::vector<SceneSequence> kChunks = {{0, 16},  {3, 16},  {13, 5},  {40, 8}, {255, 2},
-                                            {500, 1}, {1023, 9}, {600, 16}};
+                                            {100, 1}, {255, 1}, {256, 1}, {1000, 1}, {4999, 1}};
+const std::vector<SceneSequence> kChunks = {{0, 16},  {3, 16},  {13, 5},   {40, 8},
+                                            {255, 2}, {500, 1}, {1023, 9}, {600, 16}};
+
+constexpr KvFormat kPagedFormats[] = {KvFormat::kBf16, KvFormat::kFp8E4M3, KvFormat::kInt8,
+                                      KvFormat::kK8V4, KvFormat::kInt4};
 
 TEST_F(AttentionDecodeTest, PlainMatchesDoublePrecision) {
   for (const KvFormat format : kAllFormats) {
@@ -210,21 +221,22 @@ TEST_F(AttentionDecodeTest, PlainMatchesDoublePrecision) {
 }
 
 TEST_F(AttentionDecodeTest, EveryFormatGroupAndHeadDimMatchesDoublePrecision) {
-  for (const KvFormat format : kAllFormats)
-    for (const uint32_t head_dim : {64U, 128U, 256U, 96U, 6U})
-      for (const uint32_t group : {1U, 3U, 4U, 7U, 8U}) {
+  for (const KvFormat format : kPagedFormats)
+    for (const uint32_t head_dim : {128U, 64U, 256U, 96U})
+      for (const uint32_t group : {7U, 1U, 3U, 4U, 8U}) {
+        // Every head dim with groups of 7, every group with the usual head dim.
+        if (group != 7 && head_dim != 128) continue;
         const SceneShape shape{2 * group, 2, head_dim, format};
         expect_close({shape, 0, kRagged}, attention_decode, 5e-3);
-        if (group == 7 || group == 1) {
-          expect_close({shape, 0, kChunks}, attention_decode, 5e-3);
-          expect_close({shape, 100, kChunks}, attention_decode, 5e-3);
-          expect_close({shape, 300, kRagged}, attention_decode, 5e-3);
-        }
+        if (group != 7) continue;
+        expect_close({shape, 0, kChunks}, attention_decode, 5e-3);
+        expect_close({shape, 100, kChunks}, attention_decode, 5e-3);
+        expect_close({shape, 300, kRagged}, attention_decode, 5e-3);
       }
 }
 
 TEST_F(AttentionDecodeTest, EveryCountOfRows) {
-  for (const KvFormat format : kAllFormats)
+  for (const KvFormat format : kPagedFormats)
     for (uint32_t rows = 1; rows <= kDecodeMaxRows; ++rows)
       expect_close({{7, 1, 128, format}, 0, {{rows * 37, rows}, {700 + rows, rows}}},
                    attention_decode, 5e-3);
@@ -234,8 +246,7 @@ TEST_F(AttentionDecodeTest, EveryCountOfRows) {
 TEST_F(AttentionDecodeTest, RowsDoNotDependOnTheirCompany) {
   for (const KvFormat format : kAllFormats) {
     const SceneShape shape{14, 2, 128, format};
-    const KvScene scene(shape, {{3000, 1}, {5000, 1}, {17, 1}, {900, 1}},
-                        Normal{std::mt19937(4)});
+    const KvScene scene(shape, {{3000, 1}, {5000, 1}, {17, 1}, {900, 1}}, Normal{std::mt19937(4)});
     SceneOnCard card(scene);
     write_step(card, shape.heads);
     std::vector<std::vector<Bf16>> results;

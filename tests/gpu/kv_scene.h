@@ -134,19 +134,21 @@ class KvScene {
   [[nodiscard]] static uint32_t pages_of(const SceneSequence& s) {
     return (s.start + s.rows + 15) / 16;
   }
-  [[nodiscard]] std::byte* page(std::vector<std::byte>& bytes, uint32_t sequence, uint32_t p) const {
+  [[nodiscard]] std::byte* page(std::vector<std::byte>& bytes, uint32_t sequence,
+                                uint32_t p) const {
     const uint32_t block = table[slots[sequence].first_block + p];
     return bytes.data() + (size_t{kLayer} * blocks_ + block) * layout_.page_bytes();
   }
   [[nodiscard]] std::byte* tail_page(std::vector<std::byte>& bytes, uint32_t sequence) const {
-    return bytes.data() + (size_t{kLayer} * tails_ + slots[sequence].tail) *
-                              layout_.tail_layout().page_bytes();
+    return bytes.data() +
+           (size_t{kLayer} * tails_ + slots[sequence].tail) * layout_.tail_layout().page_bytes();
   }
   // A row of this step.
   [[nodiscard]] const Bf16* row_key(const std::vector<Bf16>& from, uint32_t sequence,
                                     uint32_t position, uint32_t head) const {
-    return from.data() + size_t{slots[sequence].first_row + position - slots[sequence].start} *
-                             columns() + (shape_.heads + head) * shape_.head_dim;
+    return from.data() +
+           size_t{slots[sequence].first_row + position - slots[sequence].start} * columns() +
+           (shape_.heads + head) * shape_.head_dim;
   }
   [[nodiscard]] const Bf16* row_value(const std::vector<Bf16>& from, uint32_t sequence,
                                       uint32_t position, uint32_t head) const {
@@ -169,8 +171,8 @@ class KvScene {
       std::byte* bytes = open ? tail_page(tail, s) : page(pool, s, p);
       for (uint32_t h = 0; h < shape_.kv_heads; ++h)
         for (const kv::KvSide side : {kv::KvSide::kK, kv::KvSide::kV}) {
-          const float* rows = (side == kv::KvSide::kK ? keys : vals)[s].data() +
-                              size_t{p} * 16 * width() + h * hd;
+          const float* rows =
+              (side == kv::KvSide::kK ? keys : vals)[s].data() + size_t{p} * 16 * width() + h * hd;
           std::byte* section = bytes + kv::section_offset(to, h, side);
           if (!kv::row_coded(to, side)) {
             kv::encode_section(to, side, rows, width(), section);
@@ -188,8 +190,8 @@ struct SceneOnCard {
   explicit SceneOnCard(const KvScene& scene)
       : pool(scene.pool),
         tail(scene.tail),
-        kept(std::vector<std::byte>(
-            scene.layout_.tail_layout().page_bytes() * scene.slots.size(), std::byte{0xff})),
+        kept(std::vector<std::byte>(scene.layout_.tail_layout().page_bytes() * scene.slots.size(),
+                                    std::byte{0xff})),
         slots(scene.slots),
         table(scene.table),
         row_sequence(scene.row_sequence),
@@ -219,8 +221,8 @@ struct SceneOnCard {
   DeviceKv kv;
 };
 
-inline constexpr kv::KvFormat kAllFormats[] = {
-    kv::KvFormat::kF32,  kv::KvFormat::kBf16, kv::KvFormat::kFp8E4M3,
-    kv::KvFormat::kInt8, kv::KvFormat::kK8V4, kv::KvFormat::kInt4};
+inline constexpr kv::KvFormat kAllFormats[] = {kv::KvFormat::kF32,     kv::KvFormat::kBf16,
+                                               kv::KvFormat::kFp8E4M3, kv::KvFormat::kInt8,
+                                               kv::KvFormat::kK8V4,    kv::KvFormat::kInt4};
 
 }  // namespace tandem::cuda

@@ -58,7 +58,8 @@ class KvWriteTest : public CardTest {
     SceneOnCard card(scene);
     // Part of the head turns, the rest passes. The formats that keep NaNs as they are get them
     // unturned, for arithmetic would change their payload.
-    const bool verbatim = shape.format == KvFormat::kF32 || shape.format == KvFormat::kBf16;
+    const bool verbatim = shape.format == KvFormat::kF32 || shape.format == KvFormat::kBf16 ||
+                          shape.format == KvFormat::kInt4;
     const uint32_t half = verbatim && kind == Kind::kExtreme ? 0 : shape.head_dim / 4;
     const auto table = scaling_table(scene.max_context_, half);
     const DeviceArray<float2> rope(table);
@@ -121,12 +122,12 @@ class KvWriteTest : public CardTest {
           if (all.size() < at + hd) all.resize(size_t{position + 1} * scene.width());
           std::copy(x.begin(), x.end(), all.begin() + static_cast<std::ptrdiff_t>(at));
           if (!fills) {
-            kv::encode_row(tail_layout, side, token, x.data(),
-                           scene.tail_page(scene.tail, s) +
-                               kv::section_offset(tail_layout, h, side));
+            kv::encode_row(
+                tail_layout, side, token, x.data(),
+                scene.tail_page(scene.tail, s) + kv::section_offset(tail_layout, h, side));
           } else if (token == 15) {
-            kv::encode_section(layout, side,
-                               all.data() + size_t{p} * 16 * scene.width() + h * hd, scene.width(),
+            kv::encode_section(layout, side, all.data() + size_t{p} * 16 * scene.width() + h * hd,
+                               scene.width(),
                                scene.page(scene.pool, s, p) + kv::section_offset(layout, h, side));
           }
         }
@@ -141,8 +142,9 @@ class KvWriteTest : public CardTest {
       for (uint32_t h = 0; h < scene.shape_.heads + 2 * scene.shape_.kv_heads; ++h) {
         const size_t at = size_t{r} * scene.columns() + h * hd;
         const bool value = h >= scene.shape_.heads + scene.shape_.kv_heads;
-        const auto want = turned(scene.qkv.data() + at, hd,
-                                 static_cast<uint32_t>(scene.positions[r]), table, value ? 0 : half);
+        const auto want =
+            turned(scene.qkv.data() + at, hd, static_cast<uint32_t>(scene.positions[r]), table,
+                   value ? 0 : half);
         for (uint32_t c = 0; c < hd; ++c)
           ASSERT_TRUE(got[at + c] == to_bf16(want[c]) || std::isnan(want[c]))
               << "row " << r << " head " << h << " channel " << c;
@@ -157,7 +159,8 @@ TEST_F(KvWriteTest, BytesAreThoseOfTheCodec) {
         SCOPED_TRACE(std::string(to_string(format)) + " head_dim " + std::to_string(head_dim) +
                      " kind " + std::to_string(static_cast<int>(kind)));
         // One row everywhere; then chunks: whole pages, over page ends, inside a page, reopening.
-        expect_encoded({6, 2, head_dim, format}, {{0, 1}, {15, 1}, {16, 1}, {37, 1}, {63, 1}}, kind);
+        expect_encoded({6, 2, head_dim, format}, {{0, 1}, {15, 1}, {16, 1}, {37, 1}, {63, 1}},
+                       kind);
         expect_encoded({2, 2, head_dim, format},
                        {{0, 33}, {5, 3}, {5, 11}, {5, 12}, {31, 2}, {16, 16}, {9, 60}, {40, 7}},
                        kind);
@@ -302,10 +305,10 @@ TEST_F(KvWriteTest, GatherGivesWhatTheCodecDecodes) {
             for (uint32_t p = 0; p < prefill_span(context); ++p) {
               std::fill(row.begin(), row.end(), 0.0F);
               if (p < stored)
-                kv::decode_row(scene.layout_, side,
-                               scene.page(pool, s, p / 16) +
-                                   kv::section_offset(scene.layout_, h, side),
-                               p % 16, row.data());
+                kv::decode_row(
+                    scene.layout_, side,
+                    scene.page(pool, s, p / 16) + kv::section_offset(scene.layout_, h, side),
+                    p % 16, row.data());
               const size_t at = (size_t{h} * positions + sequences[s].kv_offset + p) * head_dim;
               for (uint32_t c = 0; c < head_dim; ++c)
                 ASSERT_EQ(got[side == KvSide::kV][at + c].bits, to_bf16(row[c]).bits)

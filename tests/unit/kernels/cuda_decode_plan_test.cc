@@ -33,14 +33,14 @@ TEST(DecodePlan, CoversEveryPageOfEveryColumnOnce) {
   for (const kv::KvFormat format : {kv::KvFormat::kBf16, kv::KvFormat::kInt4}) {
     for (const uint32_t window : {0U, 100U, 5000U}) {
       const DecodeShape shape{14, 2, 128, window, format};
-      const std::vector<SequenceSlot> slots = {slot(0, 1),  slot(15, 2), slot(4096, 1), slot(0, 0),
-                                               slot(70000, 3), slot(255, 16), slot(16, 1)};
+      const std::vector<SequenceSlot> slots = {slot(0, 1), slot(15, 2),    slot(4096, 1),
+                                               slot(0, 0), slot(70000, 3), slot(255, 16),
+                                               slot(16, 1)};
       const DecodePlan plan = planned(shape, slots, 16, 132);
       for (uint32_t s = 0; s < slots.size(); ++s) {
         const uint32_t last = slots[s].rows == 0 ? 0 : slots[s].start + slots[s].rows - 1;
-        const uint32_t from = window == 0 || slots[s].start < window
-                                  ? 0
-                                  : slots[s].start + 1 - window;
+        const uint32_t from =
+            window == 0 || slots[s].start < window ? 0 : slots[s].start + 1 - window;
         const uint32_t end = format == kv::KvFormat::kInt4 ? last / 16 : last / 16 + 1;
         for (uint32_t head = 0; head < 2; ++head)
           for (uint32_t column = 0; column < slots[s].rows * 7; column += 32) {
