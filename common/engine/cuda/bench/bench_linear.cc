@@ -191,8 +191,8 @@ Status bench_linear(BenchCard& card, const KernelBenchOptions& options, const Ro
   return {};
 }
 
-Result<double> layer_product_seconds(const KernelBenchOptions& options, const LayerShape& shape,
-                                     uint32_t rows) {
+Result<double> product_seconds(const KernelBenchOptions& options, const LayerShape& shape,
+                               uint32_t rows) {
   TANDEM_ASSIGN(auto card, BenchCard::open(options));
   TANDEM_ASSIGN(const auto library, open_library(options));
   TANDEM_ASSIGN(auto wide, open_wide(card, library));
@@ -204,27 +204,31 @@ Result<double> layer_product_seconds(const KernelBenchOptions& options, const La
                         {shape.attended, shape.hidden, engine::WideOutput::kAdd},
                         {shape.hidden, 2 * shape.inner, engine::WideOutput::kStore},
                         {shape.inner, shape.hidden, engine::WideOutput::kAdd}};
-  int64_t most = 0;
-  for (const Size& s : sizes) most = std::max(most, std::max(s.in, s.out));
-  TANDEM_ASSIGN(
-      const auto weights,
-      card.normal_bf16(
-          static_cast<size_t>(2 * shape.hidden * shape.inner + shape.qkv * shape.hidden), 0.02F));
-  TANDEM_ASSIGN(const auto x, card.normal_bf16(static_cast<size_t>(rows * most), 1));
-  TANDEM_ASSIGN(const auto out, card.zeros(static_cast<size_t>(rows * most) * sizeof(float)));
-  std::vector<engine::WideTask> tasks;
+  int64_t longest = 0;
+  size_t layer = 0;
   for (const Size& s : sizes) {
-    engine::WideTask task;
-    task.weight = weights.as<Bf16>();
-    task.in = s.in;
-    task.out = s.out;
-    task.rows = rows;
-    task.x = x.as<Bf16>();
-    task.output = s.output;
-    task.result = out.data();
-    tasks.push_back(task);
+    longest = std::max({longest, s.in, s.out});
+    layer += static_cast<size_t>(s.in * s.out);
   }
-  TANDEM_TRY(wide.prepare(tasks, rows, card.stream()));
+  TANDEM_ASSIGN(const auto weights, card.normal_bf16(shape.layers * layer, 0.02F));
+  TANDEM_ASSIGN(const auto x, card.normal_bf16(static_cast<size_t>(rows * longest), 1));
+  TANDEM_ASSIGN(const auto out, card.zeros(static_cast<size_t>(rows * longest) * sizeof(float)));
+  std::vector<engine::WideTask> tasks;
+  size_t at = 0;
+  for (uint32_t l = 0; l < shape.layers; ++l)
+    for (const Size& s : sizes) {
+      engine::WideTask task;
+      task.weight = weights.as<Bf16>() + at;
+      at += static_cast<size_t>(s.in * s.out);
+      task.in = s.in;
+      task.out = s.out;
+      task.rows = rows;
+      task.x = x.as<Bf16>();
+      task.output = s.output;
+      task.result = out.data();
+      tasks.push_back(task);
+    }
+  TANDEM_TRY(wide.prepare(std::span(tasks).first(std::size(sizes)), rows, card.stream()));
   return card.seconds(
       [&](uint32_t) -> Status {
         for (const engine::WideTask& task : tasks) TANDEM_TRY(wide.run(task, card.stream().get()));

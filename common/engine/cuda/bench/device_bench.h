@@ -55,15 +55,17 @@ using RowSink = std::function<void(const DeviceRow&)>;
 // The ceilings alone.
 [[nodiscard]] Result<Ceilings> bench_ceilings(const KernelBenchOptions& options);
 
-// Matrix products of one dense layer.
+// Matrix products of dense layers.
 struct LayerShape {
+  uint32_t layers = 0;
   int64_t hidden = 0;
   int64_t qkv = 0;       // outputs of the fused projection
   int64_t attended = 0;  // inputs of the output projection
   int64_t inner = 0;
 };
-// Seconds of a layer's products alone, on `rows` tokens through cuBLASLt, back to back.
-[[nodiscard]] Result<double> layer_product_seconds(const KernelBenchOptions& options,
-                                                   const LayerShape& shape, uint32_t rows);
+// Seconds of all layers' products alone, on `rows` tokens through cuBLASLt, back to back, each
+// layer with its own weights: as long and as hot a run as the whole prefill is.
+[[nodiscard]] Result<double> product_seconds(const KernelBenchOptions& options,
+                                             const LayerShape& shape, uint32_t rows);
 
 }  // namespace tandem::bench

@@ -15,8 +15,8 @@ Result<Ceilings> bench_ceilings(const KernelBenchOptions& /*options*/) { return 
 Result<Ceilings> bench_kernels(const KernelBenchOptions& /*options*/, const RowSink& /*sink*/) {
   return not_built();
 }
-Result<double> layer_product_seconds(const KernelBenchOptions& /*options*/,
-                                     const LayerShape& /*shape*/, uint32_t /*rows*/) {
+Result<double> product_seconds(const KernelBenchOptions& /*options*/, const LayerShape& /*shape*/,
+                               uint32_t /*rows*/) {
   return not_built();
 }
 

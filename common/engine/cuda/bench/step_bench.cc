@@ -275,7 +275,8 @@ Result<Ceilings> bench_steps(const StepBenchOptions& options, const RowSink& sin
   TANDEM_ASSIGN(const auto checkpoint, open_model(options, folder));
   const model::ModelConfig& config = checkpoint->config();
   TANDEM_ASSIGN(const Ceilings ceilings, bench_ceilings(options.card));
-  const LayerShape shape{.hidden = config.hidden,
+  const LayerShape shape{.layers = config.layers,
+                         .hidden = config.hidden,
                          .qkv = (config.heads + 2 * config.kv_heads) * config.head_dim,
                          .attended = config.heads * config.head_dim,
                          .inner = config.intermediate};
@@ -287,8 +288,8 @@ Result<Ceilings> bench_steps(const StepBenchOptions& options, const RowSink& sin
   }
   std::vector<double> products;
   for (const uint32_t rows : options.prompts) {
-    TANDEM_ASSIGN(const double s, layer_product_seconds(options.card, shape, rows));
-    products.push_back(s * config.layers);
+    TANDEM_ASSIGN(const double s, product_seconds(options.card, shape, rows));
+    products.push_back(s);
   }
   StepBench bench;
   TANDEM_TRY(bench.load(options, *checkpoint));
