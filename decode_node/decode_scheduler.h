@@ -23,8 +23,8 @@ struct DecodeOptions {
   uint32_t max_sequences = 64;       // generating at once; further ones wait in the decode queue
   uint32_t queue_capacity = 256;     // requests held beyond max_sequences, in whatever phase
   uint32_t chunk_tokens = 256;       // most rows of local prefill that may join a decode step
-  // Local prefill takes fewer rows when its part of the step would last longer: with requests that
-  // wait for their next token in the same step, and without.
+  // Local prefill takes fewer rows when the step would last longer: with requests that wait for
+  // their next token in the same step (step_budget.h), and without.
   Duration mixed_target = std::chrono::milliseconds(80);
   Duration prefill_target = std::chrono::milliseconds(400);
   Duration queue_ageing = std::chrono::seconds(1);    // see batch_policy.h

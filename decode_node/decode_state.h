@@ -14,6 +14,7 @@
 #include "decode_node/decode_metrics.h"
 #include "decode_node/decode_scheduler.h"
 #include "decode_node/sequence.h"
+#include "decode_node/step_budget.h"
 
 namespace tandem::decode {
 
@@ -89,6 +90,7 @@ struct DecodeScheduler::State {
   uint64_t ticks = 0;
   uint64_t tokens_generated = 0;
   uint64_t wire_bytes = 0;
+  StepBudget step_budget{options.mixed_target};
   node::Smoothed step_seconds;
   node::Throughput prefill_throughput;
   node::LineFit step_cost;  // seconds over decode rows

@@ -102,12 +102,17 @@ void DecodeScheduler::State::start_step() {
     for (const Sequence* s : prompts) remaining.push_back(s->remaining());
     const uint32_t room = options.max_batch_tokens - decoding;
     const double rate = prefill_throughput.per_second();
-    const uint32_t budget = decoding == 0 ? node::rows_within(options.prefill_target, rate, room)
-                                          : node::rows_within(options.mixed_target, rate,
-                                                              std::min(room, options.chunk_tokens));
+    const uint32_t budget =
+        decoding == 0 ? node::rows_within(options.prefill_target, rate, room)
+                      : node::rows_within(step_budget.for_prompts(step_seconds.value()), rate,
+                                          std::min(room, options.chunk_tokens));
     const auto rows = node::pack_rows(remaining, {.rows = budget, .chunk = budget});
-    for (size_t i = 0; i < prompts.size(); ++i) {
-      if (rows[i] > 0) add_to_step(step, *prompts[i], rows[i]);
+    // As many as may decode: engines are made for steps of so many sequences.
+    uint32_t joined = 0;
+    for (size_t i = 0; i < prompts.size() && joined < options.max_sequences; ++i) {
+      if (rows[i] == 0) continue;
+      add_to_step(step, *prompts[i], rows[i]);
+      ++joined;
     }
   }
   if (step.sequences.empty()) return;
@@ -154,6 +159,7 @@ void DecodeScheduler::State::finish_step(node::StepResult result) {
     step_seconds.add(to_seconds(took));
     step_cost.add(decode_count, to_seconds(took));
   } else {
+    if (decode_count > 0) step_budget.took(took);
     const double decode_part = decode_count > 0 ? step_seconds.value() : 0;
     prefill_throughput.add(prefill_rows, to_seconds(took) - decode_part);
   }

@@ -15,6 +15,7 @@ decode::DecodeOptions options_of(const DecodeNodeSettings& s, const node::TaskLi
   o.max_sequences = s.max_sequences;
   o.queue_capacity = s.queue;
   o.chunk_tokens = s.chunk_tokens;
+  o.mixed_target = s.step_budget;
   o.queue_ageing = s.queue_ageing;
   o.default_lease = s.lease;
   return o;

@@ -247,7 +247,9 @@ void describe(SchemaVisitor& v, MetricsEndpointSettings& c) {
 
 void describe(SchemaVisitor& v, TransportSettings& c) {
   v.choice({.key = "kind",
-            .doc = "How KV travels. `ucx`: between processes; `inproc`: within one process only.",
+            .doc = "How KV travels. `ucx`: between processes and hosts, through their memory; `cuda_ipc`: "
+                   "between processes of one host, from GPU to GPU or within one; `auto`: `cuda_ipc` on "
+                   "a GPU, else `ucx`; `inproc`: within one process only. All nodes need the same.",
             .example = "ucx"},
            c.kind, kTransportChoiceNames);
   v.text({.key = "ucx_tls",
@@ -317,6 +319,12 @@ void describe(SchemaVisitor& v, DecodeNodeSettings& c) {
              .doc = "Most tokens of a prompt prefilled here that join one decode step.",
              .example = "256"},
             c.chunk_tokens, {16, 1u << 20});
+  v.duration({.key = "step_budget",
+              .doc = "How long a decode step may take, prompts prefilled in it included: they get "
+                     "fewer rows so that 99 steps in 100 keep to it. What decoding alone takes is "
+                     "not limited.",
+              .example = "25ms"},
+             c.step_budget, {milliseconds(1), seconds(60)});
   v.integer(
       {.key = "queue", .doc = "Requests that may wait for a place in the batch.", .example = "256"},
       c.queue, kCount);

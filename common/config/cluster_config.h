@@ -24,8 +24,9 @@ enum class KvFormatChoice : uint8_t { kAuto, kF32, kBf16, kInt8, kK8v4, kInt4, k
 inline constexpr std::array<std::string_view, 7> kKvFormatChoiceNames{
     "auto", "f32", "bf16", "int8", "k8v4", "int4", "fp8_e4m3"};
 
-enum class TransportChoice : uint8_t { kUcx, kInproc };
-inline constexpr std::array<std::string_view, 2> kTransportChoiceNames{"ucx", "inproc"};
+enum class TransportChoice : uint8_t { kAuto, kUcx, kCudaIpc, kInproc };
+inline constexpr std::array<std::string_view, 4> kTransportChoiceNames{"auto", "ucx", "cuda_ipc",
+                                                                       "inproc"};
 
 enum class LogLevelChoice : uint8_t { kDebug, kInfo, kWarning, kError };
 inline constexpr std::array<std::string_view, 4> kLogLevelChoiceNames{"debug", "info", "warning",
@@ -119,7 +120,7 @@ struct MetricsEndpointSettings {
 };
 
 struct TransportSettings {
-  TransportChoice kind = TransportChoice::kUcx;
+  TransportChoice kind = TransportChoice::kAuto;
   std::string ucx_tls;  // UCX_TLS; empty: posix,tcp,self
 };
 
@@ -145,6 +146,7 @@ struct PrefillNodeSettings : NodeSettings {
 
 struct DecodeNodeSettings : NodeSettings {
   uint32_t chunk_tokens = 256;  // of a prompt prefilled here, between decode steps
+  Duration step_budget = std::chrono::milliseconds(80);
   uint32_t queue = 256;
   Duration queue_ageing = std::chrono::seconds(1);
   Duration lease = std::chrono::seconds(30);

@@ -15,6 +15,7 @@ class HostPageMemory final : public PageMemory {
     pages_ = page_region_.data();
     tails_ = tail_region_.data();
     bytes_ = page_region_.bytes() + tail_region_.bytes();
+    tail_bytes_ = tail_region_.bytes();
   }
 
   std::string_view device() const override { return {}; }

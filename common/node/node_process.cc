@@ -286,7 +286,7 @@ Status NodeProcess::State::open_kv() {
 }
 
 Status NodeProcess::State::start_transport() {
-  TANDEM_ASSIGN(transport, open_transport(spec.settings.transport,
+  TANDEM_ASSIGN(transport, open_transport(spec.settings.transport, kv->memory(),
                                           {.self = generation, .clock = clock, .events = *this},
                                           [this](const std::string& text) {
                                             log.warning("transport_warning", {{"detail", text}});

@@ -8,19 +8,42 @@
 
 namespace tandem::node {
 
+namespace {
+
+Result<std::unique_ptr<transport::Transport>> open_ucx(const TransportSettings& settings,
+                                                       const kv::PageMemory& memory,
+                                                       const transport::TransportDeps& deps,
+                                                       WarningHandler on_warning) {
+  if (!memory.device().empty()) {
+    return fail(ErrorCode::kConfig,
+                "transport 'ucx' moves pages of host memory, and this node keeps them on " +
+                    std::string(memory.device()) + ": use 'cuda_ipc' between nodes of one host",
+                "transport.kind");
+  }
+  return transport::create_ucx_transport(
+      {.tls = settings.ucx_tls, .on_warning = std::move(on_warning)}, deps);
+}
+
+}  // namespace
+
 Result<std::unique_ptr<transport::Transport>> open_transport(const TransportSettings& settings,
+                                                             const kv::PageMemory& memory,
                                                              const transport::TransportDeps& deps,
                                                              WarningHandler on_warning) {
   switch (settings.kind) {
+    case TransportChoice::kAuto:
+      if (memory.device().empty()) return open_ucx(settings, memory, deps, std::move(on_warning));
+      return open_cuda_ipc(memory, deps, std::move(on_warning));
     case TransportChoice::kUcx:
-      return transport::create_ucx_transport(
-          {.tls = settings.ucx_tls, .on_warning = std::move(on_warning)}, deps);
+      return open_ucx(settings, memory, deps, std::move(on_warning));
+    case TransportChoice::kCudaIpc:
+      return open_cuda_ipc(memory, deps, std::move(on_warning));
     case TransportChoice::kInproc:
       break;
   }
   return fail(ErrorCode::kConfig,
               "transport 'inproc' joins nodes inside of one process only; these are separate "
-              "processes: use 'ucx'",
+              "processes: use 'auto', 'ucx' or 'cuda_ipc'",
               "transport.kind");
 }
 

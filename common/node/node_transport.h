@@ -7,6 +7,7 @@
 
 #include "common/base/result.h"
 #include "common/config/cluster_config.h"
+#include "common/kv/page_memory.h"
 #include "common/transport/transport.h"
 
 namespace tandem::node {
@@ -15,11 +16,15 @@ namespace tandem::node {
 // transport's thread.
 using WarningHandler = std::function<void(const std::string&)>;
 
-// The transport that a node's configuration names; never another one. Between processes that is
-// ucx: inproc is refused with the reason.
+// The transport that a node's configuration names for pages in `memory`, which outlives it; never
+// another one. What cannot reach them is refused with the reason, and so is inproc.
 [[nodiscard]] Result<std::unique_ptr<transport::Transport>> open_transport(
-    const TransportSettings& settings, const transport::TransportDeps& deps,
-    WarningHandler on_warning = {});
+    const TransportSettings& settings, const kv::PageMemory& memory,
+    const transport::TransportDeps& deps, WarningHandler on_warning = {});
+
+// open_transport() for cuda_ipc; in a build without CUDA an error that says so.
+[[nodiscard]] Result<std::unique_ptr<transport::Transport>> open_cuda_ipc(
+    const kv::PageMemory& memory, const transport::TransportDeps& deps, WarningHandler on_warning);
 
 // For the handshake: libraries whose versions two nodes must share, e.g. {"ucx", "1.13.1"}; on a
 // node with a GPU also "cuda_driver" and "cuda_runtime".

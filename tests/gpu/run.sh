@@ -87,6 +87,13 @@ for program in $programs; do
   GTEST_OUTPUT="xml:$results/gpu/$program.xml" run_one "$program" 600 "$tests/$program"
 done
 
+if [ "$bench" -eq 1 ] && [ -x "$bin/tandem-router" ] && [ -f "$root/tests/integration/harness.py" ]; then
+  step "clusters of three processes on one card"
+  TANDEM_TEST_BIN="$bin" run_one clusters 600 python3 "$root/tests/gpu/cluster_check.py"
+else
+  echo "clusters: left out (no card here, --no-bench, or no checkout)" >>"$results/skipped-steps"
+fi
+
 # Kernel tests alone: whole models take hours under the sanitizer and run the same kernels.
 if [ "$sanitize" -eq 1 ]; then
   if command -v compute-sanitizer >/dev/null; then

@@ -30,6 +30,7 @@ Result<std::unique_ptr<EngineHarness>> EngineHarness::create(const model::Checkp
   TANDEM_ASSIGN(h->memory_, h->ops_->create_kv_memory(pages.layout, pages.blocks, pages.tails));
   pages.pages = h->memory_->pages();
   pages.tail = h->memory_->tails();
+  TANDEM_TRY(h->engine_->prepare(pages, options.sequences));
   TANDEM_TRY(soil(*h->memory_, pages.pages, pages.blocks * pages.layout.block_bytes()));
   TANDEM_TRY(soil(*h->memory_, pages.tail, pages.tails * pages.layout.tail_layout().block_bytes()));
   h->blocks_.resize(options.sequences);

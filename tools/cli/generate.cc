@@ -111,6 +111,22 @@ void print_summary(const Prompt& prompt, const local::GenerateOutcome& outcome) 
   std::fprintf(stderr, "\n");
 }
 
+// Time, traffic and share of every stage since the model was loaded, the costliest first.
+void print_profile(const engine::StepProfile& profile) {
+  std::vector<engine::StepProfile::Stage> stages = profile.stages();
+  std::ranges::sort(stages, [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
+  std::fprintf(stderr, "%-24s %9s %11s %10s %10s %8s %7s\n", "stage", "calls", "us a call", "ms",
+               "MB", "GB/s", "share");
+  for (const auto& s : stages) {
+    const double seconds = std::max(s.seconds, 1e-9);
+    std::fprintf(stderr, "%-24s %9llu %11.1f %10.2f %10.1f %8.0f %6.1f%%\n", s.name.c_str(),
+                 static_cast<unsigned long long>(s.calls),
+                 s.seconds * 1e6 / static_cast<double>(std::max<uint64_t>(s.calls, 1)),
+                 s.seconds * 1e3, s.bytes * 1e-6, s.bytes * 1e-9 / seconds,
+                 100 * s.seconds / std::max(profile.seconds(), 1e-9));
+  }
+}
+
 Status generate(const Flags& flags, const Clock& clock) {
   TANDEM_ASSIGN(auto checkpoint, local::open_checkpoint(flags.model));
   print_warnings(*checkpoint);
@@ -172,6 +188,7 @@ Status generate(const Flags& flags, const Clock& clock) {
     std::printf("\n");
     print_summary(prompt, outcome);
   }
+  if (flags.model.profile) print_profile(model->profile());
   return {};
 }
 
@@ -211,6 +228,8 @@ void add_generate(CLI::App& app, CommandContext& context) {
   command->add_option(
       "--logits", flags->logits,
       "write the prompt's logits, float32 [positions, vocabulary], to a safetensors file");
+  command->add_flag("--profile", flags->model.profile,
+                    "on a GPU: measure every op, and print time, GB/s and share of each");
   command->add_flag("--json", flags->json, "print one JSON object instead of the text");
   command->callback([flags, &context] {
     run(context, "generate", [&] { return generate(*flags, context.clock); });

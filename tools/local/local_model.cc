@@ -46,14 +46,20 @@ Result<kv::KvFormat> kv_format(const LocalOptions& options, DType weights) {
 Result<std::unique_ptr<engine::Ops>> create_ops(const LocalOptions& options, DType dtype,
                                                 const DeviceChoice& device,
                                                 const model::ModelConfig& config,
-                                                uint32_t positions) {
+                                                uint32_t positions,
+                                                engine::StepProfile& profile) {
   if (device.cuda) {
     engine::CudaOptions cuda;
     cuda.device = static_cast<int>(device.index);
     cuda.max_rows = kChunkRows;
     cuda.max_context = positions;
     cuda.max_sequences = 1;
+    if (options.profile) cuda.profile = &profile;
     return engine::create_cuda_ops(cuda, config);
+  }
+  if (options.profile) {
+    return fail(ErrorCode::kInvalidArgument, "only a GPU's ops are measured: add --device cuda",
+                "--profile");
   }
   engine::CpuOptions cpu;
   cpu.threads = options.threads;
@@ -75,6 +81,7 @@ struct LocalModel::State {
   explicit State(const Clock& c) : clock(c) {}
   const Clock& clock;
   std::unique_ptr<model::Checkpoint> checkpoint;
+  engine::StepProfile profile;  // ops write to it
   std::unique_ptr<engine::Ops> ops;
   std::unique_ptr<engine::Engine> engine;  // before ops
   std::unique_ptr<kv::BlockPool> pool;
@@ -155,7 +162,7 @@ Result<std::unique_ptr<LocalModel>> LocalModel::create(
   auto state = std::make_unique<State>(clock);
   state->dtype = dtype;
   state->positions = positions;
-  TANDEM_ASSIGN(state->ops, create_ops(options, dtype, *device, config, positions));
+  TANDEM_ASSIGN(state->ops, create_ops(options, dtype, *device, config, positions, state->profile));
   TANDEM_ASSIGN(state->engine,
                 engine::Engine::create(*checkpoint, *state->ops,
                                        {.max_rows = kChunkRows, .max_context = positions}));
@@ -169,6 +176,7 @@ Result<std::unique_ptr<LocalModel>> LocalModel::create(
   TANDEM_ASSIGN(auto memory, state->ops->create_kv_memory(layout, pool.blocks, pool.tails));
   TANDEM_ASSIGN(state->pool, kv::BlockPool::create(pool, std::move(memory)));
   TANDEM_TRY(state->engine->prepare(state->pages(), 1));
+  state->profile.clear();
   TANDEM_ASSIGN(auto blocks, state->pool->allocate(pool.blocks));
   state->table.append(std::move(blocks));
   if (pool.tails > 0) {
@@ -257,6 +265,7 @@ Result<ScoreOutcome> LocalModel::score(std::span<const TokenId> tokens) {
 
 const kv::KvLayout& LocalModel::layout() const { return state_->pool->layout(); }
 std::string_view LocalModel::engine_name() const { return state_->ops->name(); }
+const engine::StepProfile& LocalModel::profile() const { return state_->profile; }
 std::string_view LocalModel::dtype_name() const { return to_string(state_->dtype); }
 
 }  // namespace tandem::local

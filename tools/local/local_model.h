@@ -11,6 +11,7 @@
 #include "common/base/clock.h"
 #include "common/base/ids.h"
 #include "common/base/result.h"
+#include "common/engine/cuda/step_profile.h"
 #include "common/engine/sampling.h"
 #include "common/kv/layout.h"
 #include "common/model/checkpoint.h"
@@ -24,6 +25,7 @@ struct LocalOptions {
   std::string kv = "auto";     // a KvFormat's name; auto: the weights' type
   std::string device = "cpu";  // parse_device() reads it
   uint32_t threads = 0;        // 0: one per CPU
+  bool profile = false;        // measure every op; slower, CUDA only
   std::string isa;             // a CpuIsa name; empty: the best of this machine
 };
 
@@ -71,6 +73,7 @@ class LocalModel {
   [[nodiscard]] const kv::KvLayout& layout() const;
   [[nodiscard]] std::string_view engine_name() const;  // "cpu-avx2", …
   [[nodiscard]] std::string_view dtype_name() const;
+  [[nodiscard]] const engine::StepProfile& profile() const;  // empty unless asked for
 
  private:
   struct State;

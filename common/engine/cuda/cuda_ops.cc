@@ -57,6 +57,7 @@ CudaOps::CudaOps(const CudaOptions& options, const model::ModelConfig& model, cu
       stream_(std::move(stream)),
       lt_(std::move(lt)),
       name_("cuda-sm" + std::to_string(device_.info().major * 10 + device_.info().minor)),
+      step_sequences_(2 * options.max_sequences),
       max_context_(options.max_context == 0 ? model.max_positions
                                             : std::min(options.max_context, model.max_positions)),
       loader_(arena_, stream_),
@@ -127,6 +128,12 @@ Result<std::unique_ptr<MoeWeight>> CudaOps::load_moe(
     const MoeShape& shape, const model::HostTensor& router,
     std::span<const model::HostTensor* const> gate, std::span<const model::HostTensor* const> up,
     std::span<const model::HostTensor* const> down) {
+  const cuda::MoeShapes shapes{model_.hidden, shape.intermediate, shape.experts,
+                               shape.experts_per_token, shape.normalize_top_k};
+  if (const char* problem = cuda::moe_problem(shapes); problem != nullptr)
+    return fail(ErrorCode::kUnsupported,
+                "the CUDA engine cannot run this mixture of experts: " + std::string(problem));
+  moe_ = shapes;
   return loader_.moe(shape, router, gate, up, down);
 }
 
@@ -170,7 +177,7 @@ Status CudaOps::plan_memory(const kv::KvLayout& layout) {
   limits.windows = distinct(model_.windows);
   limits.max_rows = options_.max_rows;
   limits.max_context = max_context_;
-  limits.max_sequences = options_.max_sequences;
+  limits.max_sequences = step_sequences_;
   limits.blocks = static_cast<uint32_t>(device_.info().multiprocessors);
   limits.l2_bytes = device_.info().l2_bytes;
   TANDEM_TRY(attention_.prepare(limits));
@@ -180,17 +187,22 @@ Status CudaOps::plan_memory(const kv::KvLayout& layout) {
   linear_limits_.max_rows = std::max(options_.max_rows, batch);
   TANDEM_ASSIGN(std::byte * scratch,
                 arena_.allocate(LinearRunner::scratch_bytes(linear_limits_), "workspace"));
-  TANDEM_ASSIGN(linear_,
-                LinearRunner::create({&lt_, scratch, linear_limits_, device_.info().name,
-                                      static_cast<uint32_t>(device_.info().multiprocessors),
-                                      options_.algorithm_file}));
+  TANDEM_ASSIGN(linear_, LinearRunner::create(
+                             {&lt_, scratch, linear_limits_, device_.info().name,
+                              static_cast<uint32_t>(device_.info().multiprocessors),
+                              options_.algorithm_file}));
+  if (moe_) {
+    TANDEM_CUDA_TRY(cuda::prepare_moe());
+    TANDEM_ASSIGN(moe_memory_, arena_.allocate(cuda::moe_buffer_bytes(*moe_, options_.max_rows),
+                                               "activations"));
+  }
   TANDEM_TRY(outputs_.prepare(*linear_, model_.vocab, batch, max_context_));
   StepCounts most;
   most.rows = options_.max_rows;
-  most.sequences = options_.max_sequences;
+  most.sequences = step_sequences_;
   most.outputs = options_.max_rows;
-  most.blocks =
-      size_t{options_.max_sequences} * ((max_context_ + kv::kBlockTokens - 1) / kv::kBlockTokens);
+  most.blocks = size_t{step_sequences_} * ((max_context_ + kv::kBlockTokens - 1) /
+                                                  kv::kBlockTokens);
   TANDEM_ASSIGN(area_, StepArea::create(arena_, StepLayout(most).bytes));
   for (uint32_t i = 0; i < model_.layers; ++i) {
     TANDEM_ASSIGN(auto event, cuda::Event::create());
@@ -269,6 +281,12 @@ void CudaOps::note(Status status) {
   if (!status && status_) status_ = std::move(status);
 }
 
+cuda::SmallDevice CudaOps::small_device() const {
+  cuda::SmallDevice device;
+  device.multiprocessors = static_cast<uint32_t>(device_.info().multiprocessors);
+  return device;
+}
+
 void CudaOps::embed(const StepView&, const EmbeddingWeight& table, Activation out) {
   const Stages::Scope stage(stages_, "embed", 0);
   note(cuda::cuda_status(cuda::embed(step_, static_cast<const CudaEmbedding&>(table).table,
@@ -325,9 +343,24 @@ void CudaOps::norm_gate_up(uint32_t rows, Activation x, const VectorWeight& norm
                              static_cast<Bf16*>(out.data), stream_.get()));
 }
 
-void CudaOps::norm_moe(uint32_t, Activation, const VectorWeight&, float, const MoeShape&,
-                       const MoeWeight&) {
-  note(fail(ErrorCode::kUnsupported, "the CUDA engine does not run mixtures of experts"));
+void CudaOps::norm_moe(uint32_t rows, Activation x, const VectorWeight& norm, float eps,
+                       const MoeShape&, const MoeWeight& weight) {
+  // Of the experts at most as many as rows ask for.
+  const auto touched = std::min<uint64_t>(uint64_t{rows} * moe_->experts_per_token, moe_->experts);
+  const Stages::Scope stage(stages_, "norm + experts",
+                            static_cast<double>(touched) * 3 * sizeof(Bf16) *
+                                static_cast<double>(moe_->hidden * moe_->intermediate));
+  const auto& w = static_cast<const CudaMoe&>(weight);
+  cuda::Moe task;
+  task.shapes = *moe_;
+  task.weights = {w.router, w.gate_up, w.down};
+  task.buffers = cuda::moe_buffers(*moe_, options_.max_rows, moe_memory_);
+  task.rows = rows;
+  task.row_sequence = step_.row_sequence;
+  task.x = static_cast<float*>(x.data);
+  task.norm = static_cast<const CudaVector&>(norm).data;
+  task.eps = eps;
+  note(cuda::cuda_status(cuda::moe(task, small_device(), stream_.get()), "moe"));
 }
 
 Result<std::unique_ptr<Ops>> create_cuda_ops(const CudaOptions& options,

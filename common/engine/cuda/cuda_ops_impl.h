@@ -19,6 +19,7 @@
 #include "common/engine/cuda/step_area.h"
 #include "common/engine/cuda/weights.h"
 #include "common/model/config.h"
+#include "kernels/cuda/moe.h"
 
 namespace tandem::engine {
 
@@ -96,6 +97,7 @@ class CudaOps final : public Ops {
   void plan_linear(const CudaLinear& weight, std::vector<LinearRef>& shapes);
   Status warm(const KvPages& kv, uint32_t rows, uint32_t sequences, const StepBody& body);
   void note(Status status);  // keeps the first failure of a step
+  [[nodiscard]] cuda::SmallDevice small_device() const;
 
   const CudaOptions options_;
   const model::ModelConfig model_;
@@ -103,6 +105,7 @@ class CudaOps final : public Ops {
   const cuda::Stream stream_;
   const cuda::CublasLt lt_;
   const std::string name_;
+  const uint32_t step_sequences_;  // most of any step
   const uint32_t max_context_;
   DeviceArena arena_;
   CudaWeightLoader loader_;
@@ -110,6 +113,8 @@ class CudaOps final : public Ops {
   LinearRunner::Limits linear_limits_;
   std::optional<LinearRunner> linear_;
   Stages stages_;
+  std::optional<cuda::MoeShapes> moe_;  // once a mixture was loaded
+  std::byte* moe_memory_ = nullptr;
   CudaAttention attention_;
   CudaOutputs outputs_;
   StepArea area_;

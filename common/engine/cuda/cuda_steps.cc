@@ -74,11 +74,11 @@ bool CudaOps::can_replay(const StepRequest& request) const {
 }
 
 Status CudaOps::describe(const StepRequest& request, const StepCounts& counts) {
-  if (counts.sequences > options_.max_sequences)
+  if (counts.sequences > step_sequences_)
     return fail(ErrorCode::kResourceExhausted,
                 "a step has " + std::to_string(counts.sequences) +
                     " sequences, the engine was made for " +
-                    std::to_string(options_.max_sequences) + ": raise max_sequences");
+                    std::to_string(step_sequences_) + ": raise max_sequences");
   SlotOrder order(request.view);
   TANDEM_TRY(area_.fill(request.view, order, request.outputs, counts));
   TANDEM_TRY(area_.upload(stream_));

@@ -26,6 +26,7 @@ class CudaPageMemory final : public kv::PageMemory {
     pages_ = page_buffer_.data();
     tails_ = tail_buffer_.data();
     bytes_ = page_buffer_.bytes() + tail_buffer_.bytes();
+    tail_bytes_ = tail_buffer_.bytes();
   }
   ~CudaPageMemory() override {
     const DeviceScope scope(device_);

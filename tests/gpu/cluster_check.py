@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Real clusters on one card: router, prefill and decode node in processes of their own, both nodes on cuda:0.
+
+Needs a card and the installed programs (TANDEM_TEST_BIN names their folder); nothing but Python's standard library.
+usage: cluster_check.py [--quick]     exit code 0: all passed; 77: no card here
+"""
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "integration"))
+import harness  # noqa: E402
+
+PROMPTS = ["Hello, how are you?", "What is the capital of France?", "Write one sentence about the sea."]
+FAILURES = []
+
+
+def check(what, good, detail=""):
+    print(f"{'ok    ' if good else 'FAILED'} {what}{'' if good else ': ' + detail}", flush=True)
+    if not good:
+        FAILURES.append(what)
+
+
+def models():
+    yield harness.CHAT_MODEL, 48
+    if harness.SMOLLM2:
+        yield pathlib.Path(harness.SMOLLM2), 48
+
+
+def on_cpu(folder, model, prompt, tokens):
+    """The text that the CPU engine gives in float32, in one process."""
+    chat = folder / "chat.json"
+    chat.write_text(json.dumps({"messages": [{"role": "user", "content": prompt}]}))
+    run = harness.tandem("generate", model, "--chat", chat, "--dtype", "float32", "--max-tokens", tokens, "--json")
+    return json.loads(run.stdout)["text"]
+
+
+def config(model, **kv):
+    node = {"device": "cuda:0", "gpu_memory_utilization": 0.2, "max_batch_tokens": 512, "max_sequences": 16}
+    return {"model": {"path": str(model), "id": "m"}, "kv": {"memory": "256MiB", **kv},
+            "prefill": [node], "decode": [node]}
+
+
+def answers(cluster, tokens):
+    out = []
+    for prompt in PROMPTS:
+        reply = cluster.chat(messages=[{"role": "user", "content": prompt}], max_tokens=tokens)
+        out.append(reply["choices"][0]["message"]["content"])
+    return out
+
+
+def same_text_as_on_cpu(folder):
+    for model, tokens in models():
+        wanted = [on_cpu(folder, model, prompt, tokens) for prompt in PROMPTS]
+        with harness.Cluster(folder / model.stem, config(model)) as cluster:
+            got = answers(cluster, tokens)
+            for prompt, a, b in zip(PROMPTS, wanted, got):
+                check(f"{model.stem}: same text as on CPU in float32: {prompt}", a == b, f"\n  cpu {a!r}\n  gpu {b!r}")
+            status = cluster.status()
+            engines = {n["engine"] for n in status["nodes"]} if "engine" in status["nodes"][0] else set()
+            check(f"{model.stem}: both nodes compute on the card", all("cuda" in e for e in engines), str(engines))
+            log = "".join(p.read_text(errors="replace") for p in cluster.run_dir.glob("*.log"))
+            check(f"{model.stem}: KV moves by cuda_ipc", '"transport":"cuda_ipc"' in log, log[-600:])
+            begin = time.monotonic()
+            texts = []
+            streams = [cluster.stream("/v1/chat/completions", {
+                "messages": [{"role": "user", "content": p}], "max_tokens": tokens}) for p in PROMPTS * 4]
+            for s in streams:
+                texts.append(s.text())
+                s.close()
+            check(f"{model.stem}: the same in company of eleven others", texts == got * 4,
+                  f"{texts} against {got}")
+            print(f"       {len(streams)} streams of {tokens} tokens in {time.monotonic() - begin:.2f} s")
+
+
+def every_kv_format(folder):
+    for kv in ["int8", "fp8_e4m3", "k8v4", "int4"]:
+        with harness.Cluster(folder / kv, config(harness.CHAT_MODEL, format=kv)) as cluster:
+            got = answers(cluster, 24)
+            check(f"KV in {kv}: answers", all(got), str(got))
+
+
+def a_killed_node_is_replaced(folder):
+    with harness.Cluster(folder / "killed", config(harness.CHAT_MODEL)) as cluster:
+        wanted = answers(cluster, 200)[0]
+        stream = cluster.stream("/v1/chat/completions", {
+            "messages": [{"role": "user", "content": PROMPTS[0]}], "max_tokens": 200})
+        text = ""
+        for i, event in enumerate(stream.events()):
+            text += harness.text_of(event)
+            if i == 3:
+                cluster.kill("decode-0")
+        check("a decode node killed in mid-stream: the client sees no gap", text == wanted, f"{text!r} {wanted!r}")
+
+
+def bad_devices(folder):
+    run = harness.tandem("generate", harness.CHAT_MODEL, "--ids", "1", "--device", "cuda:99", check=False)
+    check("a device index that is not there", run.returncode != 0 and "99" in run.stderr, run.stderr[-300:])
+    run = harness.tandem("generate", harness.CHAT_MODEL, "--ids", "1", "--device", "cuda:0", check=False,
+                         env=harness.environment(CUDA_VISIBLE_DEVICES=""))
+    check("no visible device", run.returncode != 0 and "CUDA_VISIBLE_DEVICES" in run.stderr, run.stderr[-300:])
+
+
+def main():
+    doctor = json.loads(harness.tandem("doctor", "--json", check=False).stdout or "{}")
+    if '"devices": []' in json.dumps(doctor):
+        print("no card here")
+        return 77
+    with tempfile.TemporaryDirectory(prefix="tandem-gpu-") as name:
+        folder = pathlib.Path(name)
+        steps = [bad_devices, same_text_as_on_cpu]
+        if "--quick" not in sys.argv:
+            steps += [every_kv_format, a_killed_node_is_replaced]
+        for step in steps:
+            try:
+                step(folder)
+            except (AssertionError, OSError, ValueError, KeyError) as error:
+                check(step.__name__, False, str(error)[-3000:])
+    print(f"{len(FAILURES)} failed")
+    return 1 if FAILURES else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
