@@ -469,9 +469,11 @@ cudaError_t linear_small(const SmallLinear& task, const SmallPlan& plan, cudaStr
   const bool plain = task.in % 8 != 0;
   SmallLinear ready = task;
   if (task.norm != nullptr && (plain || plan.input != SmallInput::kNormed)) {
-    if (task.scratch == nullptr) return cudaErrorInvalidValue;
-    const cudaError_t error = rms_norm(
-        {task.residual, task.index, task.norm, task.eps, task.rows, task.in, task.scratch}, stream);
+    if (task.scratch == nullptr || task.scratch_factors == nullptr) return cudaErrorInvalidValue;
+    const cudaError_t error =
+        rms_norm({task.residual, task.index, task.norm, task.eps, task.rows, task.in, task.scratch,
+                  plain ? nullptr : task.scratch_factors},
+                 stream);
     if (error != cudaSuccess) return error;
     ready.x = task.scratch;
   }
