@@ -193,6 +193,8 @@ class IpcFabric final : public Fabric {
 Status IpcFabric::set_up() {
   self_.device = options_.copier.device;
   const cuda::DeviceScope scope(self_.device);
+  // Binds the device's context to this thread, which the driver's own functions do not do.
+  TANDEM_CUDA_TRY(cudaFree(nullptr));
   TANDEM_CUDA_TRY(cudaRuntimeGetVersion(&self_.runtime));
   cudaDeviceProp properties{};
   TANDEM_CUDA_TRY(cudaGetDeviceProperties(&properties, self_.device));
