@@ -48,7 +48,14 @@ step 1 "packages"
 scripts/install-packages.sh
 . scripts/env.sh
 # The CUDA toolkit is fetched only where there is something to run on it.
-if { [ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null 2>&1; } && [ ! -x /usr/local/cuda/bin/nvcc ] && [ -z "${CUDACXX:-}" ]; then
+has_toolkit() { # of 13.0 or newer, where CMake looks
+  local nvcc
+  for nvcc in "${CUDACXX:-}" "${CUDA_PATH:-/usr/local/cuda}/bin/nvcc" /usr/local/cuda/bin/nvcc; do
+    if [ -x "$nvcc" ] && "$nvcc" --version | grep -qE 'release (1[3-9]|[2-9][0-9])\.'; then return 0; fi
+  done
+  return 1
+}
+if { [ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null 2>&1; } && ! has_toolkit; then
   if ! scripts/install-cuda.sh >/dev/null; then
     echo "      no CUDA toolkit (see above): building for CPU only" >&2
   elif [ -f build/release/build.ninja ] && ! grep -q tandem_kernels_cuda build/release/build.ninja; then
