@@ -2,7 +2,9 @@
 """Real clusters on one card: router, prefill and decode node in processes of their own, both nodes on cuda:0.
 
 Needs a card and the installed programs (TANDEM_TEST_BIN names their folder); nothing but Python's standard library.
-usage: cluster_check.py [--quick]     exit code 0: all passed; 77: no card here
+usage: cluster_check.py [--quick] [--transport KIND]...     exit code 0: all passed; 77: no card here
+  --quick       only the text that clusters give
+  --transport   instead of cuda_ipc: which to try, one cluster each
 """
 import json
 import os
@@ -16,6 +18,7 @@ import harness  # noqa: E402
 
 PROMPTS = ["Hello, how are you?", "What is the capital of France?", "Write one sentence about the sea."]
 FAILURES = []
+TRANSPORTS = []
 
 
 def check(what, good, detail=""):
@@ -38,8 +41,9 @@ def on_cpu(folder, model, prompt, tokens):
     return json.loads(run.stdout)["text"]
 
 
-def config(model, **kv):
-    node = {"device": "cuda:0", "gpu_memory_utilization": 0.2, "max_batch_tokens": 512, "max_sequences": 16}
+def config(model, transport="cuda_ipc", **kv):
+    node = {"device": "cuda:0", "gpu_memory_utilization": 0.2, "max_batch_tokens": 512, "max_sequences": 16,
+            "transport": {"kind": transport}}
     return {"model": {"path": str(model), "id": "m"}, "kv": {"memory": "256MiB", **kv},
             "prefill": [node], "decode": [node]}
 
@@ -55,25 +59,32 @@ def answers(cluster, tokens):
 def same_text_as_on_cpu(folder):
     for model, tokens in models():
         wanted = [on_cpu(folder, model, prompt, tokens) for prompt in PROMPTS]
-        with harness.Cluster(folder / model.stem, config(model)) as cluster:
-            got = answers(cluster, tokens)
-            for prompt, a, b in zip(PROMPTS, wanted, got):
-                check(f"{model.stem}: same text as on CPU in float32: {prompt}", a == b, f"\n  cpu {a!r}\n  gpu {b!r}")
-            status = cluster.status()
-            engines = {n["engine"] for n in status["nodes"]} if "engine" in status["nodes"][0] else set()
-            check(f"{model.stem}: both nodes compute on the card", all("cuda" in e for e in engines), str(engines))
-            log = "".join(p.read_text(errors="replace") for p in cluster.run_dir.glob("*.log"))
-            check(f"{model.stem}: KV moves by cuda_ipc", '"transport":"cuda_ipc"' in log, log[-600:])
-            begin = time.monotonic()
-            texts = []
-            streams = [cluster.stream("/v1/chat/completions", {
-                "messages": [{"role": "user", "content": p}], "max_tokens": tokens}) for p in PROMPTS * 4]
-            for s in streams:
-                texts.append(s.text())
-                s.close()
-            check(f"{model.stem}: the same in company of eleven others", texts == got * 4,
-                  f"{texts} against {got}")
-            print(f"       {len(streams)} streams of {tokens} tokens in {time.monotonic() - begin:.2f} s")
+        for kind in TRANSPORTS:
+            try:
+                with harness.Cluster(folder / f"{model.stem}-{kind}", config(model, kind)) as cluster:
+                    compare(cluster, f"{model.stem} over {kind}", kind, wanted, tokens)
+            except AssertionError as error:
+                check(f"{model.stem} over {kind}", False, str(error)[-2500:])
+
+
+def compare(cluster, name, kind, wanted, tokens):
+    got = answers(cluster, tokens)
+    for prompt, a, b in zip(PROMPTS, wanted, got):
+        check(f"{name}: same text as on CPU in float32: {prompt}", a == b, f"\n  cpu {a!r}\n  gpu {b!r}")
+    engines = {n["engine"] for n in cluster.status()["nodes"]}
+    check(f"{name}: both nodes compute on the card", all("cuda" in e for e in engines), str(engines))
+    log = "".join(p.read_text(errors="replace") for p in cluster.run_dir.glob("*.log"))
+    check(f"{name}: KV moves as configured", f'"transport":"{kind}"' in log, log[-600:])
+    begin = time.monotonic()
+    streams = [cluster.stream("/v1/chat/completions", {
+        "messages": [{"role": "user", "content": p}], "max_tokens": tokens}) for p in PROMPTS * 4]
+    texts = []
+    for s in streams:
+        texts.append(s.text())
+        s.close()
+    differ = sum(a != b for a, b in zip(texts, got * 4))
+    check(f"{name}: the same in company of eleven others", differ == 0, f"{differ} differ: {texts} against {got}")
+    print(f"       {len(streams)} streams of {tokens} tokens in {time.monotonic() - begin:.2f} s")
 
 
 def every_kv_format(folder):
@@ -105,6 +116,9 @@ def bad_devices(folder):
 
 
 def main():
+    TRANSPORTS.extend(b for a, b in zip(sys.argv, sys.argv[1:]) if a == "--transport")
+    if not TRANSPORTS:
+        TRANSPORTS.append("cuda_ipc")
     doctor = json.loads(harness.tandem("doctor", "--json", check=False).stdout or "{}")
     if '"devices": []' in json.dumps(doctor):
         print("no card here")
