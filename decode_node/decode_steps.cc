@@ -55,9 +55,8 @@ void DecodeScheduler::State::add_to_step(node::StepJob& step, Sequence& s, uint3
   input.start = s.computed;
   input.blocks = s.kv.ids().first(node::blocks_for(end));
   input.tail = s.kv.tail.slot();
-  input.history = {.tokens = all.first(end),
-                   .prompt_tokens = s.task.prompt_tokens,
-                   .sequence = s.task.id.value};
+  input.history = {
+      .tokens = all.first(end), .prompt_tokens = s.task.prompt_tokens, .sequence = s.task.id.value};
   input.sampling = samples ? &s.task.sampling : nullptr;
   input.output = samples ? engine::StepOutput::kSample : engine::StepOutput::kNone;
   if (s.task.scores_prompt() && !s.drawn) {
@@ -102,10 +101,10 @@ void DecodeScheduler::State::start_step() {
     for (const Sequence* s : prompts) remaining.push_back(s->remaining());
     const uint32_t room = options.max_batch_tokens - decoding;
     const double rate = prefill_throughput.per_second();
-    const uint32_t budget =
-        decoding == 0 ? node::rows_within(options.prefill_target, rate, room)
-                      : node::rows_within(step_budget.for_prompts(step_seconds.value()), rate,
-                                          std::min(room, options.chunk_tokens));
+    const uint32_t budget = decoding == 0
+                                ? node::rows_within(options.prefill_target, rate, room)
+                                : node::rows_within(step_budget.for_prompts(step_seconds.value()),
+                                                    rate, std::min(room, options.chunk_tokens));
     const auto rows = node::pack_rows(remaining, {.rows = budget, .chunk = budget});
     // As many as may decode: engines are made for steps of so many sequences.
     uint32_t joined = 0;

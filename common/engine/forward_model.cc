@@ -71,7 +71,8 @@ class ForwardModel::Loader {
       TANDEM_ASSIGN(out.moe, moe(at + "mlp.", moe_shape));
       return {};
     }
-    TANDEM_ASSIGN(out.gate_up, linear({at + "mlp.gate_proj", at + "mlp.up_proj"}, config.mlp_bias, true));
+    TANDEM_ASSIGN(out.gate_up,
+                  linear({at + "mlp.gate_proj", at + "mlp.up_proj"}, config.mlp_bias, true));
     TANDEM_ASSIGN(out.down, linear({at + "mlp.down_proj"}, config.mlp_bias));
     return {};
   }

@@ -70,8 +70,8 @@ struct StepView {
   [[nodiscard]] uint32_t rows() const { return static_cast<uint32_t>(tokens.size()); }
 };
 
-// The KV pool as the engine sees it; addresses are the engine's own memory. Page of (layer, block): pages + (layer*blocks +
-// block)*page_bytes. Tail page of (layer, slot): tail + (layer*tails +
+// The KV pool as the engine sees it; addresses are the engine's own memory. Page of (layer, block):
+// pages + (layer*blocks + block)*page_bytes. Tail page of (layer, slot): tail + (layer*tails +
 // slot)*tail_layout.page_bytes.
 struct KvPages {
   kv::KvLayout layout;
@@ -180,8 +180,8 @@ class Ops {
   // Live as long as the Ops. The residual stream is `x` of the ops below.
   virtual Result<Activation> allocate(int64_t rows, int64_t cols) = 0;
   virtual Result<Activation> allocate_residual(int64_t rows, int64_t cols) = 0;
-  // Bytes that a KV pool of this layout can have once weights and activations are loaded; nullopt: whatever the
-  // operating system gives.
+  // Bytes that a KV pool of this layout can have once weights and activations are loaded; nullopt:
+  // whatever the operating system gives.
   virtual Result<std::optional<uint64_t>> kv_memory_limit(const kv::KvLayout& layout) = 0;
   // Memory for a pool of this shape, which may outlive the Ops.
   virtual Result<std::unique_ptr<kv::PageMemory>> create_kv_memory(const kv::KvLayout& layout,

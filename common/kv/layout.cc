@@ -46,13 +46,13 @@ std::string_view to_string(KvFormat f) {
 }
 
 Result<KvFormat> parse_kv_format(std::string_view name) {
-  for (const KvFormat f :
-       {KvFormat::kF32, KvFormat::kBf16, KvFormat::kFp8E4M3, KvFormat::kInt8, KvFormat::kK8V4,
-        KvFormat::kInt4}) {
+  for (const KvFormat f : {KvFormat::kF32, KvFormat::kBf16, KvFormat::kFp8E4M3, KvFormat::kInt8,
+                           KvFormat::kK8V4, KvFormat::kInt4}) {
     if (name == to_string(f)) return f;
   }
-  return fail(ErrorCode::kInvalidArgument, "unknown KV format '" + std::string(name) +
-                                               "'; known are bf16, fp8_e4m3, int8, k8v4, int4 and f32");
+  return fail(ErrorCode::kInvalidArgument,
+              "unknown KV format '" + std::string(name) +
+                  "'; known are bf16, fp8_e4m3, int8, k8v4, int4 and f32");
 }
 
 size_t KvLayout::k_section_bytes() const {

@@ -21,7 +21,7 @@ class PageMemory {
 
   [[nodiscard]] std::byte* pages() const { return pages_; }
   [[nodiscard]] std::byte* tails() const { return tails_; }  // null: the layout has none
-  [[nodiscard]] size_t bytes() const { return bytes_; }  // of both
+  [[nodiscard]] size_t bytes() const { return bytes_; }      // of both
   [[nodiscard]] size_t tail_bytes() const { return tail_bytes_; }
   // "" for host memory, else the device's name as configuration has it: "cuda:0".
   [[nodiscard]] virtual std::string_view device() const = 0;

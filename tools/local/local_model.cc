@@ -46,8 +46,7 @@ Result<kv::KvFormat> kv_format(const LocalOptions& options, DType weights) {
 Result<std::unique_ptr<engine::Ops>> create_ops(const LocalOptions& options, DType dtype,
                                                 const DeviceChoice& device,
                                                 const model::ModelConfig& config,
-                                                uint32_t positions,
-                                                engine::StepProfile& profile) {
+                                                uint32_t positions, engine::StepProfile& profile) {
   if (device.cuda) {
     engine::CudaOptions cuda;
     cuda.device = static_cast<int>(device.index);

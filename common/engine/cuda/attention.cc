@@ -60,12 +60,12 @@ Status CudaAttention::prepare(const AttentionLimits& limits) {
   TANDEM_ASSIGN(keys_, arena_.allocate(positions_ * row_bytes, "workspace"));
   TANDEM_ASSIGN(values_, arena_.allocate(positions_ * row_bytes, "workspace"));
   if (layout.needs_tail()) {
-    exact_positions_ = cuda::prefill_span(limits.max_rows) +
-                       (limits.max_sequences + 1) * cuda::kPrefillAlign;
+    exact_positions_ =
+        cuda::prefill_span(limits.max_rows) + (limits.max_sequences + 1) * cuda::kPrefillAlign;
     TANDEM_ASSIGN(exact_keys_, arena_.allocate(exact_positions_ * row_bytes, "workspace"));
     TANDEM_ASSIGN(exact_values_, arena_.allocate(exact_positions_ * row_bytes, "workspace"));
-    TANDEM_ASSIGN(kept_, arena_.allocate(cuda::kv_kept_bytes(layout, limits.max_sequences),
-                                         "workspace"));
+    TANDEM_ASSIGN(kept_,
+                  arena_.allocate(cuda::kv_kept_bytes(layout, limits.max_sequences), "workspace"));
   }
   tiles_at_ = limits.max_sequences * sizeof(cuda::PrefillSequence);
   tiles_at_ = (tiles_at_ + 15) / 16 * 16;
@@ -177,9 +177,8 @@ Status CudaAttention::run_group(const Group& group, uint32_t layer, const Attent
   step.max_rows = group.max_rows;
   step.max_context = group.max_context;
   // Kept rows go by slot of the whole step.
-  std::byte* kept = kept_ == nullptr
-                        ? nullptr
-                        : kept_ + cuda::kv_kept_bytes(kv.layout, group.first_slot);
+  std::byte* kept =
+      kept_ == nullptr ? nullptr : kept_ + cuda::kv_kept_bytes(kv.layout, group.first_slot);
   cuda::KvGather gather;
   gather.layer = layer;
   gather.heads = shape.heads;

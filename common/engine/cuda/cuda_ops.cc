@@ -187,22 +187,22 @@ Status CudaOps::plan_memory(const kv::KvLayout& layout) {
   linear_limits_.max_rows = std::max(options_.max_rows, batch);
   TANDEM_ASSIGN(std::byte * scratch,
                 arena_.allocate(LinearRunner::scratch_bytes(linear_limits_), "workspace"));
-  TANDEM_ASSIGN(linear_, LinearRunner::create(
-                             {&lt_, scratch, linear_limits_, device_.info().name,
-                              static_cast<uint32_t>(device_.info().multiprocessors),
-                              options_.algorithm_file}));
+  TANDEM_ASSIGN(linear_,
+                LinearRunner::create({&lt_, scratch, linear_limits_, device_.info().name,
+                                      static_cast<uint32_t>(device_.info().multiprocessors),
+                                      options_.algorithm_file}));
   if (moe_) {
     TANDEM_CUDA_TRY(cuda::prepare_moe());
-    TANDEM_ASSIGN(moe_memory_, arena_.allocate(cuda::moe_buffer_bytes(*moe_, options_.max_rows),
-                                               "activations"));
+    TANDEM_ASSIGN(moe_memory_,
+                  arena_.allocate(cuda::moe_buffer_bytes(*moe_, options_.max_rows), "activations"));
   }
   TANDEM_TRY(outputs_.prepare(*linear_, model_.vocab, batch, max_context_));
   StepCounts most;
   most.rows = options_.max_rows;
   most.sequences = step_sequences_;
   most.outputs = options_.max_rows;
-  most.blocks = size_t{step_sequences_} * ((max_context_ + kv::kBlockTokens - 1) /
-                                                  kv::kBlockTokens);
+  most.blocks =
+      size_t{step_sequences_} * ((max_context_ + kv::kBlockTokens - 1) / kv::kBlockTokens);
   TANDEM_ASSIGN(area_, StepArea::create(arena_, StepLayout(most).bytes));
   for (uint32_t i = 0; i < model_.layers; ++i) {
     TANDEM_ASSIGN(auto event, cuda::Event::create());

@@ -17,10 +17,10 @@ namespace tandem::engine {
 class StepProfile;
 
 struct CudaOptions {
-  int device = 0;                // as CUDA counts under CUDA_VISIBLE_DEVICES
-  uint32_t max_rows = 512;       // of the largest step: EngineOptions::max_rows
-  uint32_t max_context = 0;      // EngineOptions::max_context; 0: the model's
-  uint32_t max_sequences = 64;   // that decode together; as many prompts may join them in a step
+  int device = 0;                   // as CUDA counts under CUDA_VISIBLE_DEVICES
+  uint32_t max_rows = 512;          // of the largest step: EngineOptions::max_rows
+  uint32_t max_context = 0;         // EngineOptions::max_context; 0: the model's
+  uint32_t max_sequences = 64;      // that decode together; as many prompts may join them in a step
   double memory_utilization = 0.9;  // share of the card's memory that this process may take
   // Folders to search for cuBLASLt first; empty: where the system looks.
   std::vector<std::string> libraries;

@@ -24,8 +24,8 @@
 namespace tandem::engine {
 
 // A step is run in one of two ways. Where every sequence decodes one token, the recorded graph of
-// the smallest bucket that holds it is replayed; else the body is called and enqueues. Both read the
-// same descriptions, which run_step() uploads first. Device thread only.
+// the smallest bucket that holds it is replayed; else the body is called and enqueues. Both read
+// the same descriptions, which run_step() uploads first. Device thread only.
 class CudaOps final : public Ops {
  public:
   CudaOps(const CudaOptions& options, const model::ModelConfig& model, cuda::Device device,

@@ -52,7 +52,8 @@ Status CudaOps::run_step(const StepRequest& request, const StepBody& body,
   TANDEM_TRY(plan_memory(request.kv.layout));
   status_ = {};
   kv_ = {request.kv.layout, request.kv.pages, request.kv.blocks, request.kv.tail, request.kv.tails};
-  Status status = can_replay(request) ? replay(request, results) : run_eagerly(request, body, results);
+  Status status =
+      can_replay(request) ? replay(request, results) : run_eagerly(request, body, results);
   if (status) return {};
   outputs_.forget();
   // What was enqueued still runs, on pages that the caller will give to others.
@@ -62,7 +63,8 @@ Status CudaOps::run_step(const StepRequest& request, const StepBody& body,
 
 bool CudaOps::can_replay(const StepRequest& request) const {
   const size_t rows = request.view.sequences.size();
-  if (recordings_.empty() || rows > recordings_.back().rows || request.hook != nullptr) return false;
+  if (recordings_.empty() || rows > recordings_.back().rows || request.hook != nullptr)
+    return false;
   if (request.outputs.size() != rows || !same(request.kv, recorded_kv_)) return false;
   for (size_t i = 0; i < rows; ++i) {
     const RowOutput& output = request.outputs[i];
@@ -75,10 +77,10 @@ bool CudaOps::can_replay(const StepRequest& request) const {
 
 Status CudaOps::describe(const StepRequest& request, const StepCounts& counts) {
   if (counts.sequences > step_sequences_)
-    return fail(ErrorCode::kResourceExhausted,
-                "a step has " + std::to_string(counts.sequences) +
-                    " sequences, the engine was made for " +
-                    std::to_string(step_sequences_) + ": raise max_sequences");
+    return fail(ErrorCode::kResourceExhausted, "a step has " + std::to_string(counts.sequences) +
+                                                   " sequences, the engine was made for " +
+                                                   std::to_string(step_sequences_) +
+                                                   ": raise max_sequences");
   SlotOrder order(request.view);
   TANDEM_TRY(area_.fill(request.view, order, request.outputs, counts));
   TANDEM_TRY(area_.upload(stream_));
@@ -126,8 +128,7 @@ Status CudaOps::walk_hook(const LayerHook& hook) {
   return {};
 }
 
-void CudaOps::outputs(Activation x, const VectorWeight& norm, float eps,
-                      const LinearWeight& head) {
+void CudaOps::outputs(Activation x, const VectorWeight& norm, float eps, const LinearWeight& head) {
   const auto& scale = static_cast<const CudaVector&>(norm);
   const auto& weight = static_cast<const CudaLinear&>(head);
   if (recording_) {
@@ -148,7 +149,8 @@ void CudaOps::outputs(Activation x, const VectorWeight& norm, float eps,
 Status CudaOps::warm(const KvPages& kv, uint32_t rows, uint32_t sequences, const StepBody& body) {
   const uint32_t longest = (rows + sequences - 1) / sequences;
   std::vector<BlockId> blocks;
-  for (uint32_t b = 0; b * kv::kBlockTokens < longest; ++b) blocks.push_back(BlockId{b % kv.blocks});
+  for (uint32_t b = 0; b * kv::kBlockTokens < longest; ++b)
+    blocks.push_back(BlockId{b % kv.blocks});
   const DummyStep dummy(rows, sequences, blocks);
   std::vector<RowResult> results(dummy.outputs.size());
   StepRequest request;
@@ -199,10 +201,12 @@ Status CudaOps::choose_algorithms(const KvPages& kv) {
 
 Status CudaOps::prepare(const KvPages& kv, uint32_t sequences, const StepBody& body) {
   TANDEM_TRY(plan_memory(kv.layout));
-  const uint32_t most = std::clamp(sequences, 1U, std::min(options_.max_sequences, outputs_.batch()));
+  const uint32_t most =
+      std::clamp(sequences, 1U, std::min(options_.max_sequences, outputs_.batch()));
   TANDEM_TRY(choose_algorithms(kv));
   // Kernels are loaded when first used.
-  const uint32_t longest = std::min({options_.max_rows, max_context_, kv.blocks * kv::kBlockTokens});
+  const uint32_t longest =
+      std::min({options_.max_rows, max_context_, kv.blocks * kv::kBlockTokens});
   TANDEM_TRY(warm(kv, 1, 1, body));
   if (longest > 1) TANDEM_TRY(warm(kv, longest, 1, body));
   buckets_ = decode_buckets(most);

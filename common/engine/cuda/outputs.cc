@@ -73,9 +73,9 @@ Status CudaOutputs::upload_history(const HistoryUpload& upload) {
     const size_t count = std::min(room, rest.size());
     TokenId* staged = history_staging_.as<TokenId>(history_staged_ * sizeof(TokenId));
     std::copy_n(rest.begin(), count, staged);
-    TANDEM_TRY(cuda::copy_to_device(
-        device_.history + size_t{upload.slot} * device_.history_stride + at, staged,
-        count * sizeof(TokenId), stream_));
+    TANDEM_TRY(
+        cuda::copy_to_device(device_.history + size_t{upload.slot} * device_.history_stride + at,
+                             staged, count * sizeof(TokenId), stream_));
     history_staged_ += count;
     at += count;
     rest = rest.subspan(count);
@@ -110,8 +110,7 @@ Result<CudaOutputs::Plan> CudaOutputs::plan(const RowOutput& output, uint32_t so
     slot = upload.slot;
   }
   const auto entry = static_cast<int32_t>(rows_->rows().size());
-  TANDEM_ASSIGN(const bool added,
-                fits(rows_->add(source, *output.sampling, output.history, slot)));
+  TANDEM_ASSIGN(const bool added, fits(rows_->add(source, *output.sampling, output.history, slot)));
   plan.on_host = !added;
   if (added) plan.token = entry;
   if (!added && slot != cuda::kNoHistory) histories_->forget();
@@ -145,15 +144,17 @@ Status CudaOutputs::enqueue(uint32_t rows, const uint32_t* index, Activation x,
                             const CudaVector& norm, float eps, const CudaLinear& head) {
   const NormInput input{static_cast<const float*>(x.data), index, norm.data, eps};
   {
-    const double bytes = static_cast<double>(head.in) * static_cast<double>(head.out) * sizeof(Bf16);
+    const double bytes =
+        static_cast<double>(head.in) * static_cast<double>(head.out) * sizeof(Bf16);
     const Stages::Scope stage(stages_, "norm + head", bytes);
     TANDEM_TRY(linear_->logits(rows, input, head.ref(), logits_, stream_.get()));
   }
   const auto entries = static_cast<uint32_t>(rows_->rows().size());
   if (entries == 0 || sampling_.cluster == 0) return {};
-  const Stages::Scope stage(stages_, "sampling", static_cast<double>(entries) * vocab_ * sizeof(float));
-  TANDEM_CUDA_TRY(cuda::launch_sampling(sampling_, logits_, vocab_, entries, device_, false,
-                                        stream_.get()));
+  const Stages::Scope stage(stages_, "sampling",
+                            static_cast<double>(entries) * vocab_ * sizeof(float));
+  TANDEM_CUDA_TRY(
+      cuda::launch_sampling(sampling_, logits_, vocab_, entries, device_, false, stream_.get()));
   return {};
 }
 
@@ -193,8 +194,8 @@ Status CudaOutputs::collect(std::span<const RowOutput> outputs, std::span<RowRes
   }
   for (size_t i = 0; i < outputs.size(); ++i)
     if (outputs[i].logits != nullptr)
-      TANDEM_TRY(cuda::copy_to_host(outputs[i].logits, logits_ + i * vocab_,
-                                    vocab_ * sizeof(float), stream_));
+      TANDEM_TRY(cuda::copy_to_host(outputs[i].logits, logits_ + i * vocab_, vocab_ * sizeof(float),
+                                    stream_));
   TANDEM_TRY(stream_.synchronize());
   for (size_t i = 0; i < outputs.size(); ++i) {
     const RowOutput& wanted = outputs[i];
@@ -203,7 +204,8 @@ Status CudaOutputs::collect(std::span<const RowOutput> outputs, std::span<RowRes
       TANDEM_TRY(emit_on_host(wanted, logits_ + i * vocab_, results[i]));
       continue;
     }
-    if (plan.score >= 0) results[i].score = read_entry(plan.score, *wanted.scored, wanted.score_top);
+    if (plan.score >= 0)
+      results[i].score = read_entry(plan.score, *wanted.scored, wanted.score_top);
     if (plan.token < 0) continue;
     const TokenId id = results_.as<int32_t>()[plan.token];
     results[i].token = read_entry(plan.token, id, wanted.sampling->logprobs);

@@ -55,8 +55,8 @@ class StepArea {
   [[nodiscard]] static Result<StepArea> create(DeviceArena& arena, size_t bytes);
   StepArea() = default;
 
-  // Lays out a step of `counts`. Rows and slots past the view's are padding. kResourceExhausted when
-  // the area is too small.
+  // Lays out a step of `counts`. Rows and slots past the view's are padding. kResourceExhausted
+  // when the area is too small.
   [[nodiscard]] Status fill(const StepView& view, const SlotOrder& order,
                             std::span<const RowOutput> outputs, const StepCounts& counts);
   // Enqueues the copy; the host side stays untouched until the stream has passed it.

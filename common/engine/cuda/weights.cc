@@ -14,7 +14,8 @@ constexpr size_t kThreads = 8;
 constexpr size_t kBytesPerThread = size_t{1} << 20;
 
 // Row of a matrix as bf16. Row-major bf16 checkpoints are copied, the rest goes through float32.
-void write_row(const model::HostTensor& t, int64_t row, std::byte* to, std::vector<float>& scratch) {
+void write_row(const model::HostTensor& t, int64_t row, std::byte* to,
+               std::vector<float>& scratch) {
   const auto cols = static_cast<size_t>(t.shape.back());
   if (t.type == model::StorageType::kBf16) {
     const auto stored = static_cast<size_t>(t.shape.size() < 2 ? 0 : stored_row(t, row));
@@ -40,8 +41,7 @@ Status check_parts(std::span<const model::HostTensor* const> parts,
                                           " biases");
   for (size_t i = 0; i < biases.size(); ++i)
     if (biases[i] != nullptr && biases[i]->elements() != parts[i]->rows())
-      return fail(ErrorCode::kMismatch,
-                  biases[i]->name + " does not fit " + parts[i]->name);
+      return fail(ErrorCode::kMismatch, biases[i]->name + " does not fit " + parts[i]->name);
   return {};
 }
 
@@ -146,9 +146,8 @@ Result<std::unique_ptr<CudaLinear>> CudaWeightLoader::linear(
   }
   const size_t bytes = values.size() * sizeof(Bf16);
   TANDEM_ASSIGN(std::byte * bias, device_memory(bytes));
-  TANDEM_TRY(upload(bias, 1, bytes, [&](int64_t, std::byte* to) {
-    std::memcpy(to, values.data(), bytes);
-  }));
+  TANDEM_TRY(upload(bias, 1, bytes,
+                    [&](int64_t, std::byte* to) { std::memcpy(to, values.data(), bytes); }));
   weight->bias = reinterpret_cast<const Bf16*>(bias);
   return weight;
 }
@@ -177,8 +176,9 @@ Result<std::unique_ptr<CudaMoe>> CudaWeightLoader::moe(
   for (size_t e = 0; e < gate.size(); ++e)
     if (gate[e]->rows() != inner || up[e]->rows() != inner || gate[e]->cols() != hidden ||
         up[e]->cols() != hidden || down[e]->rows() != hidden || down[e]->cols() != inner)
-      return fail(ErrorCode::kMismatch, gate[e]->name + " and its up and down projections do not "
-                                                        "have the experts' shape");
+      return fail(ErrorCode::kMismatch, gate[e]->name +
+                                            " and its up and down projections do not "
+                                            "have the experts' shape");
   auto moe = std::make_unique<CudaMoe>();
   TANDEM_ASSIGN(moe->router, floats(router));
   const size_t in_bytes = static_cast<size_t>(hidden) * sizeof(Bf16);

@@ -37,9 +37,9 @@ class CudaEmbedding final : public EmbeddingWeight {
 
 class CudaMoe final : public MoeWeight {
  public:
-  const float* router = nullptr;    // [experts, hidden]
-  const Bf16* gate_up = nullptr;    // [experts, 2 * intermediate, hidden], rows as in CudaLinear
-  const Bf16* down = nullptr;       // [experts, hidden, intermediate]
+  const float* router = nullptr;  // [experts, hidden]
+  const Bf16* gate_up = nullptr;  // [experts, 2 * intermediate, hidden], rows as in CudaLinear
+  const Bf16* down = nullptr;     // [experts, hidden, intermediate]
 };
 
 // Converts tensors to what the device keeps and uploads them through two pinned buffers: one is

@@ -17,8 +17,8 @@ TEST(StepBudget, GivesPromptsWhatDecodingLeaves) {
   EXPECT_EQ(budget.for_prompts(0.030), Duration{0});
 }
 
-// Steps that take what was planned, give or take: hardly one in a hundred is late, and the budget is
-// not thrown away for that.
+// Steps that take what was planned, give or take: hardly one in a hundred is late, and the budget
+// is not thrown away for that.
 TEST(StepBudget, AboutOneStepInAHundredOverruns) {
   for (const double spread : {0.02, 0.1, 0.3}) {
     std::mt19937_64 rng(7);

@@ -18,8 +18,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 struct Upload {
-  explicit Upload(size_t row_room = 8, size_t bias_room = 10)
-      : rows(row_room), biases(bias_room) {}
+  explicit Upload(size_t row_room = 8, size_t bias_room = 10) : rows(row_room), biases(bias_room) {}
   SampleBatch batch(uint32_t vocab = 1000) { return {vocab, 20, rows, biases}; }
   std::vector<cuda::SampleRow> rows;
   std::vector<cuda::SampleBias> biases;

@@ -141,8 +141,7 @@ TEST_P(KvCodecFormats, DecodedValuesStayWithinTheFormatsStep) {
 
 INSTANTIATE_TEST_SUITE_P(All, KvCodecFormats,
                          ::testing::Values(KvFormat::kF32, KvFormat::kBf16, KvFormat::kInt8,
-                                           KvFormat::kK8V4, KvFormat::kInt4,
-                                           KvFormat::kFp8E4M3),
+                                           KvFormat::kK8V4, KvFormat::kInt4, KvFormat::kFp8E4M3),
                          [](const auto& param_info) {
                            return std::string(to_string(param_info.param));
                          });

@@ -44,8 +44,8 @@ TEST(KvLayout, SectionsArePaddedToSixteenBytes) {
 }
 
 TEST(KvLayout, OnlyInt4KeepsAnOpenPage) {
-  for (const KvFormat f : {KvFormat::kF32, KvFormat::kBf16, KvFormat::kInt8, KvFormat::kK8V4,
-                           KvFormat::kFp8E4M3}) {
+  for (const KvFormat f :
+       {KvFormat::kF32, KvFormat::kBf16, KvFormat::kInt8, KvFormat::kK8V4, KvFormat::kFp8E4M3}) {
     EXPECT_FALSE(smollm2(f).needs_tail()) << to_string(f);
   }
   EXPECT_TRUE(smollm2(KvFormat::kInt4).needs_tail());

@@ -16,7 +16,8 @@ TEST(PageMemory, HostPagesAreCopiedPieceByPiece) {
   auto memory = create_host_page_memory(kLayout, 3, 2, {.huge_pages = false});
   ASSERT_TRUE(memory) << memory.error().to_string();
   EXPECT_EQ((*memory)->device(), "");
-  EXPECT_EQ((*memory)->bytes(), 3 * kLayout.block_bytes() + 2 * kLayout.tail_layout().block_bytes());
+  EXPECT_EQ((*memory)->bytes(),
+            3 * kLayout.block_bytes() + 2 * kLayout.tail_layout().block_bytes());
   EXPECT_EQ((*memory)->tail_bytes(), 2 * kLayout.tail_layout().block_bytes());
   auto buffer = (*memory)->host_buffer(64);
   ASSERT_TRUE(buffer);
