@@ -247,10 +247,12 @@ void describe(SchemaVisitor& v, MetricsEndpointSettings& c) {
 
 void describe(SchemaVisitor& v, TransportSettings& c) {
   v.choice({.key = "kind",
-            .doc = "How KV travels. `ucx`: between processes and hosts, through their memory; `cuda_ipc`: "
-                   "between processes of one host, from GPU to GPU or within one; `auto`: `cuda_ipc` on "
-                   "a GPU, else `ucx`; `inproc`: within one process only. All nodes need the same.",
-            .example = "ucx"},
+            .doc = "How KV travels. `cuda_ipc`: between GPUs of one host, or on one GPU; `nccl`: "
+                   "between GPUs of one host, one process each; `ucx`: between any processes and "
+                   "hosts; `inproc`: within one process only. `auto`: `cuda_ipc` on a node with a "
+                   "GPU whose links are sound, else `ucx`; the log says which and why. GPUs of "
+                   "several hosts need `ucx`. All nodes need the same.",
+            .example = "cuda_ipc"},
            c.kind, kTransportChoiceNames);
   v.text({.key = "ucx_tls",
           .doc = "Transports UCX may use, as in UCX_TLS. Empty: posix,tcp,self.",

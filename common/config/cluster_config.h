@@ -24,9 +24,9 @@ enum class KvFormatChoice : uint8_t { kAuto, kF32, kBf16, kInt8, kK8v4, kInt4, k
 inline constexpr std::array<std::string_view, 7> kKvFormatChoiceNames{
     "auto", "f32", "bf16", "int8", "k8v4", "int4", "fp8_e4m3"};
 
-enum class TransportChoice : uint8_t { kAuto, kUcx, kCudaIpc, kInproc };
-inline constexpr std::array<std::string_view, 4> kTransportChoiceNames{"auto", "ucx", "cuda_ipc",
-                                                                       "inproc"};
+enum class TransportChoice : uint8_t { kAuto, kUcx, kCudaIpc, kNccl, kInproc };
+inline constexpr std::array<std::string_view, 5> kTransportChoiceNames{"auto", "ucx", "cuda_ipc",
+                                                                       "nccl", "inproc"};
 
 enum class LogLevelChoice : uint8_t { kDebug, kInfo, kWarning, kError };
 inline constexpr std::array<std::string_view, 4> kLogLevelChoiceNames{"debug", "info", "warning",

@@ -152,12 +152,13 @@ struct NodeProcess::State final : transport::TransportEvents {
   std::unique_ptr<transport::Transport> transport;
   std::unique_ptr<LoopbackTest> loopback;  // during the self-test
   std::shared_ptr<Scheduler> scheduler;    // control thread, from start_scheduler() on
-  DeviceThread device{clock, [this](StepResult result) {
-                        if (!result.outputs && result.outputs.error().code == ErrorCode::kDeviceLost)
-                          return device_lost(result.outputs.error());
-                        auto shared = std::make_shared<StepResult>(std::move(result));
-                        io.post([this, shared] { scheduler->on_step(std::move(*shared)); });
-                      }};
+  DeviceThread device{
+      clock, [this](StepResult result) {
+        if (!result.outputs && result.outputs.error().code == ErrorCode::kDeviceLost)
+          return device_lost(result.outputs.error());
+        auto shared = std::make_shared<StepResult>(std::move(result));
+        io.post([this, shared] { scheduler->on_step(std::move(*shared)); });
+      }};
   HttpRouter routes;
   std::unique_ptr<HttpServer> http;
   std::unique_ptr<ControlClient> client;
@@ -249,10 +250,10 @@ Result<StepFunction> NodeProcess::State::make_engine() {
   engine_name = ops->name();
   weight_bytes = ops->weight_bytes();
   // The engine goes before the ops that own its memory.
-  return StepFunction([ops, engine = std::move(engine), pages](auto sequences,
-                                                               const auto& hook) mutable {
-    return engine->step(sequences, pages, hook);
-  });
+  return StepFunction(
+      [ops, engine = std::move(engine), pages](auto sequences, const auto& hook) mutable {
+        return engine->step(sequences, pages, hook);
+      });
 }
 
 Status NodeProcess::State::load_engine() {
@@ -271,12 +272,12 @@ Status NodeProcess::State::load_engine() {
 
 Status NodeProcess::State::open_kv() {
   const uint64_t bytes = kv_memory->bytes();
-  TANDEM_ASSIGN(kv, KvStore::create({.pool = {.layout = model.layout,
-                                              .blocks = model.blocks,
-                                              .tails = tails(),
-                                              .memory = {}},
-                                     .prefix_cache = spec.config.kv.prefix_cache},
-                                    std::move(kv_memory)));
+  TANDEM_ASSIGN(
+      kv,
+      KvStore::create(
+          {.pool = {.layout = model.layout, .blocks = model.blocks, .tails = tails(), .memory = {}},
+           .prefix_cache = spec.config.kv.prefix_cache},
+          std::move(kv_memory)));
   log.info("kv_pool", {{"layout", model.layout.describe()},
                        {"device", model.device.name()},
                        {"blocks", model.blocks},
@@ -286,12 +287,20 @@ Status NodeProcess::State::open_kv() {
 }
 
 Status NodeProcess::State::start_transport() {
-  TANDEM_ASSIGN(transport, open_transport(spec.settings.transport, kv->memory(),
-                                          {.self = generation, .clock = clock, .events = *this},
-                                          [this](const std::string& text) {
-                                            log.warning("transport_warning", {{"detail", text}});
-                                          }));
-  log.info("transport", {{"transport", transport->name()}, {"detail", transport->detail()}});
+  TransportPlace place{.libraries = spec.config.gpu.libraries};
+  if (model.device.cuda) place.device = static_cast<int>(model.device.index);
+  if (gpu_watch) place.link_problems = gpu_watch->problems();
+  const ChosenTransport chosen = choose_transport(spec.settings.transport, place);
+  TANDEM_ASSIGN(
+      transport,
+      open_transport(chosen, spec.settings.transport, place,
+                     {.self = generation, .clock = clock, .events = *this, .memory = &kv->memory()},
+                     [this](const std::string& text) {
+                       log.warning("transport_warning", {{"detail", text}});
+                     }));
+  log.info("transport", {{"transport", transport->name()},
+                         {"detail", transport->detail()},
+                         {"reason", chosen.reason}});
   return {};
 }
 

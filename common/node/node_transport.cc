@@ -4,46 +4,48 @@
 
 #include "common/config/units.h"
 #include "common/cuda/device_info.h"
+#include "common/transport/device_transports.h"
 #include "common/transport/ucx/ucx_transport.h"
 
 namespace tandem::node {
 
-namespace {
-
-Result<std::unique_ptr<transport::Transport>> open_ucx(const TransportSettings& settings,
-                                                       const kv::PageMemory& memory,
-                                                       const transport::TransportDeps& deps,
-                                                       WarningHandler on_warning) {
-  if (!memory.device().empty()) {
-    return fail(ErrorCode::kConfig,
-                "transport 'ucx' moves pages of host memory, and this node keeps them on " +
-                    std::string(memory.device()) + ": use 'cuda_ipc' between nodes of one host",
-                "transport.kind");
+ChosenTransport choose_transport(const TransportSettings& settings, const TransportPlace& place) {
+  if (settings.kind != TransportChoice::kAuto) {
+    return {settings.kind, "transport.kind names it"};
   }
-  return transport::create_ucx_transport(
-      {.tls = settings.ucx_tls, .on_warning = std::move(on_warning)}, deps);
+  if (!place.device) return {TransportChoice::kUcx, "KV lies in host memory"};
+  if (!place.link_problems.empty()) {
+    std::string problems;
+    for (const std::string& problem : place.link_problems) {
+      problems += (problems.empty() ? "" : "; ") + problem;
+    }
+    return {TransportChoice::kUcx, "the GPU's links are not sound: " + problems};
+  }
+  return {TransportChoice::kCudaIpc, "KV lies on cuda:" + std::to_string(*place.device)};
 }
 
-}  // namespace
-
-Result<std::unique_ptr<transport::Transport>> open_transport(const TransportSettings& settings,
-                                                             const kv::PageMemory& memory,
+Result<std::unique_ptr<transport::Transport>> open_transport(const ChosenTransport& chosen,
+                                                             const TransportSettings& settings,
+                                                             const TransportPlace& place,
                                                              const transport::TransportDeps& deps,
                                                              WarningHandler on_warning) {
-  switch (settings.kind) {
-    case TransportChoice::kAuto:
-      if (memory.device().empty()) return open_ucx(settings, memory, deps, std::move(on_warning));
-      return open_cuda_ipc(memory, deps, std::move(on_warning));
+  const transport::DeviceTransportOptions device{
+      .device = place.device.value_or(0), .libraries = place.libraries, .on_warning = on_warning};
+  switch (chosen.kind) {
     case TransportChoice::kUcx:
-      return open_ucx(settings, memory, deps, std::move(on_warning));
+      return transport::create_ucx_transport(
+          {.tls = settings.ucx_tls, .on_warning = std::move(on_warning)}, deps);
     case TransportChoice::kCudaIpc:
-      return open_cuda_ipc(memory, deps, std::move(on_warning));
+      return transport::create_cuda_ipc_transport(device, deps);
+    case TransportChoice::kNccl:
+      return transport::create_nccl_transport(device, deps);
+    case TransportChoice::kAuto:
     case TransportChoice::kInproc:
       break;
   }
   return fail(ErrorCode::kConfig,
               "transport 'inproc' joins nodes inside of one process only; these are separate "
-              "processes: use 'auto', 'ucx' or 'cuda_ipc'",
+              "processes: use 'auto', 'cuda_ipc', 'nccl' or 'ucx'",
               "transport.kind");
 }
 

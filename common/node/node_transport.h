@@ -3,11 +3,12 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "common/base/result.h"
 #include "common/config/cluster_config.h"
-#include "common/kv/page_memory.h"
 #include "common/transport/transport.h"
 
 namespace tandem::node {
@@ -16,15 +17,25 @@ namespace tandem::node {
 // transport's thread.
 using WarningHandler = std::function<void(const std::string&)>;
 
-// The transport that a node's configuration names for pages in `memory`, which outlives it; never
-// another one. What cannot reach them is refused with the reason, and so is inproc.
-[[nodiscard]] Result<std::unique_ptr<transport::Transport>> open_transport(
-    const TransportSettings& settings, const kv::PageMemory& memory,
-    const transport::TransportDeps& deps, WarningHandler on_warning = {});
+// What the choice of a transport depends on besides the configuration.
+struct TransportPlace {
+  std::optional<int> device = {};               // the GPU that holds the pool; empty: the host
+  std::vector<std::string> libraries = {};      // folders searched first for NCCL
+  std::vector<std::string> link_problems = {};  // GpuWatch::problems()
+};
+struct ChosenTransport {
+  TransportChoice kind = TransportChoice::kUcx;  // never kAuto
+  std::string reason;                            // for the log
+};
+// What `auto` means here; anything else is taken as it is.
+[[nodiscard]] ChosenTransport choose_transport(const TransportSettings& settings,
+                                               const TransportPlace& place);
 
-// open_transport() for cuda_ipc; in a build without CUDA an error that says so.
-[[nodiscard]] Result<std::unique_ptr<transport::Transport>> open_cuda_ipc(
-    const kv::PageMemory& memory, const transport::TransportDeps& deps, WarningHandler on_warning);
+// The transport that was chosen; never another one. inproc is refused with the reason: nodes are
+// separate processes.
+[[nodiscard]] Result<std::unique_ptr<transport::Transport>> open_transport(
+    const ChosenTransport& chosen, const TransportSettings& settings, const TransportPlace& place,
+    const transport::TransportDeps& deps, WarningHandler on_warning = {});
 
 // For the handshake: libraries whose versions two nodes must share, e.g. {"ucx", "1.13.1"}; on a
 // node with a GPU also "cuda_driver" and "cuda_runtime".

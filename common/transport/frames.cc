@@ -56,29 +56,80 @@ TailRuns tail_runs(const kv::KvLayout& layout, uint32_t rows) {
           .stride = section};
 }
 
+PageIo::PageIo(kv::PageMemory* memory)
+    : device_(memory != nullptr && !memory->device().empty() ? memory : nullptr) {}
+
+Result<std::byte*> PageIo::buffer(size_t bytes) {
+  if (buffer_ == nullptr || buffer_->bytes().size() < bytes) {
+    TANDEM_ASSIGN(buffer_, device_->host_buffer(std::max(bytes, kTargetPayload)));
+  }
+  return buffer_->bytes().data();
+}
+
+Result<std::vector<std::byte>> PageIo::read(std::span<const std::span<const std::byte>> pages) {
+  size_t total = 0;
+  for (const auto& page : pages) total += page.size();
+  std::vector<std::byte> payload;
+  payload.reserve(total);
+  if (device_ == nullptr) {
+    for (const auto& page : pages) payload.insert(payload.end(), page.begin(), page.end());
+    return payload;
+  }
+  TANDEM_ASSIGN(std::byte* const host, buffer(total));
+  std::vector<kv::PageMemory::Piece> pieces;
+  size_t at = 0;
+  for (const auto& page : pages) {
+    // Only read; pieces serve both ways.
+    pieces.push_back({const_cast<std::byte*>(page.data()), host + at, page.size()});
+    at += page.size();
+  }
+  TANDEM_TRY(device_->to_host(pieces));
+  payload.assign(host, host + total);
+  return payload;
+}
+
+Result<std::vector<std::byte>> PageIo::read(const TailRuns& runs, std::span<const std::byte> page) {
+  std::vector<std::span<const std::byte>> parts;
+  for (size_t i = 0; i < runs.count; ++i) {
+    parts.push_back(page.subspan(i * runs.stride, runs.run_bytes));
+  }
+  return read(parts);
+}
+
+Status PageIo::write(std::span<const std::span<std::byte>> to, std::span<const std::byte> bytes) {
+  size_t at = 0;
+  if (device_ == nullptr) {
+    for (const auto& part : to) {
+      std::memcpy(part.data(), bytes.data() + at, part.size());
+      at += part.size();
+    }
+    return {};
+  }
+  TANDEM_ASSIGN(std::byte* const host, buffer(bytes.size()));
+  std::memcpy(host, bytes.data(), bytes.size());
+  std::vector<kv::PageMemory::Piece> pieces;
+  for (const auto& part : to) {
+    pieces.push_back({part.data(), host + at, part.size()});
+    at += part.size();
+  }
+  return device_->from_host(pieces);
+}
+
 Frame make_data_frame(const FrameOrigin& origin, uint32_t layer, uint32_t first_page,
                       std::span<const std::span<const std::byte>> pages) {
-  KvFrameHeader header = header_of(origin, KvFrameKind::kData);
-  header.layer = layer;
-  header.first_page = first_page;
-  header.pages = static_cast<uint32_t>(pages.size());
   std::vector<std::byte> payload;
   payload.reserve(pages.empty() ? 0 : pages.size() * pages.front().size());
   for (const auto& page : pages) payload.insert(payload.end(), page.begin(), page.end());
-  return sealed(header, std::move(payload));
+  return make_page_frame(origin, KvFrameKind::kData, layer, first_page,
+                         static_cast<uint32_t>(pages.size()), std::move(payload));
 }
 
-Frame make_tail_frame(const FrameOrigin& origin, uint32_t layer, uint32_t rows,
-                      const TailRuns& runs, std::span<const std::byte> page) {
-  KvFrameHeader header = header_of(origin, KvFrameKind::kTail);
+Frame make_page_frame(const FrameOrigin& origin, KvFrameKind kind, uint32_t layer,
+                      uint32_t first_page, uint32_t pages, std::vector<std::byte> payload) {
+  KvFrameHeader header = header_of(origin, kind);
   header.layer = layer;
-  header.pages = rows;
-  std::vector<std::byte> payload;
-  payload.reserve(runs.bytes());
-  for (size_t i = 0; i < runs.count; ++i) {
-    const auto run = page.subspan(i * runs.stride, runs.run_bytes);
-    payload.insert(payload.end(), run.begin(), run.end());
-  }
+  header.first_page = first_page;
+  header.pages = pages;
   return sealed(header, std::move(payload));
 }
 

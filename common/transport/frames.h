@@ -52,6 +52,28 @@ struct TailRuns {
 };
 [[nodiscard]] TailRuns tail_runs(const kv::KvLayout& layout, uint32_t rows);
 
+// Moves bytes between pages and frames: a plain copy on the host, through a pinned buffer where
+// pages lie on a device. One thread at a time.
+class PageIo {
+ public:
+  explicit PageIo(kv::PageMemory* memory);
+  [[nodiscard]] bool staged() const { return device_ != nullptr; }
+
+  // Pages one behind the other, or a tail's runs, as a frame carries them.
+  [[nodiscard]] Result<std::vector<std::byte>> read(
+      std::span<const std::span<const std::byte>> pages);
+  [[nodiscard]] Result<std::vector<std::byte>> read(const TailRuns& runs,
+                                                    std::span<const std::byte> page);
+  // `bytes` spread over destinations, which are as long together.
+  [[nodiscard]] Status write(std::span<const std::span<std::byte>> to,
+                             std::span<const std::byte> bytes);
+
+ private:
+  [[nodiscard]] Result<std::byte*> buffer(size_t bytes);
+  kv::PageMemory* device_ = nullptr;  // null: host memory
+  std::unique_ptr<kv::PageMemory::HostBuffer> buffer_;
+};
+
 // What a sender puts into every header.
 struct FrameOrigin {
   TransferId transfer;
@@ -61,12 +83,13 @@ struct FrameOrigin {
   uint8_t format = 0;
 };
 
-// Copies `pages` (each page_bytes long) into one frame and checksums it.
+// Copies `pages` of host memory (each page_bytes long) into one frame and checksums it.
 [[nodiscard]] Frame make_data_frame(const FrameOrigin& origin, uint32_t layer, uint32_t first_page,
                                     std::span<const std::span<const std::byte>> pages);
-// The first `rows` rows of a whole tail page, whose runs are `runs`.
-[[nodiscard]] Frame make_tail_frame(const FrameOrigin& origin, uint32_t layer, uint32_t rows,
-                                    const TailRuns& runs, std::span<const std::byte> page);
+// The same of bytes that PageIo read: `pages` pages, or a tail's rows.
+[[nodiscard]] Frame make_page_frame(const FrameOrigin& origin, proto::KvFrameKind kind,
+                                    uint32_t layer, uint32_t first_page, uint32_t pages,
+                                    std::vector<std::byte> payload);
 [[nodiscard]] Frame make_commit_frame(const FrameOrigin& origin, std::string_view commit);
 // A data or tail frame whose payload is not the pages but `offer`, by which the receiver fetches
 // them. `pages` counts rows for a tail; `bytes` is the length of what is offered.

@@ -49,7 +49,8 @@ ReceiveTable::ReceiveTable(const TransportDeps& deps, AtomicCounters& counters)
       clock_(deps.clock),
       events_(deps.events),
       capacity_(deps.limits.max_receives),
-      counters_(counters) {}
+      counters_(counters),
+      pages_(deps.memory) {}
 
 Status ReceiveTable::open(ReceivePlan plan) {
   TANDEM_TRY(check_layout(plan.layout));
@@ -283,32 +284,23 @@ ReceiveTable::Admission ReceiveTable::admit(const KvFrameHeader& header) {
   return {.wanted = false, .answer = std::move(refused->answer)};
 }
 
-Status ReceiveTable::write_pages(Receive& receive, const KvFrameHeader& header,
-                                 std::span<const std::byte> payload) {
-  const size_t page_bytes = receive.plan.layout.page_bytes();
-  for (uint32_t i = 0; i < header.pages; ++i) {
-    const uint32_t page = header.first_page + i;
-    const std::span<std::byte> to = receive.plan.destination(header.layer, page);
-    TANDEM_TRY(check_destination(header, to.size(), page_bytes));
-    std::memcpy(to.data(), payload.data() + i * page_bytes, page_bytes);
-    receive.pages[size_t{header.layer} * receive.plan.pages + page] = true;
-    --receive.missing;
-  }
+Status ReceiveTable::write(Receive& receive, const KvFrameHeader& header,
+                           std::span<const std::byte> payload) {
+  TANDEM_ASSIGN(const auto to, destinations(receive, header));
+  TANDEM_TRY(pages_.write(to, payload));
+  mark(receive, header);
+  receive.missing -= header.kind == KvFrameKind::kData ? header.pages : 1;
   return {};
 }
 
-Status ReceiveTable::write_tail(Receive& receive, const KvFrameHeader& header,
-                                std::span<const std::byte> payload) {
-  const kv::KvLayout& layout = receive.plan.layout;
-  const std::span<std::byte> to = receive.plan.tail_destination(header.layer);
-  TANDEM_TRY(check_destination(header, to.size(), layout.tail_layout().page_bytes()));
-  const TailRuns runs = tail_runs(layout, receive.plan.tail_rows);
-  for (size_t i = 0; i < runs.count; ++i) {
-    std::memcpy(to.data() + i * runs.stride, payload.data() + i * runs.run_bytes, runs.run_bytes);
+// Taken from now on: a second copy of this frame is a replay.
+void ReceiveTable::mark(Receive& receive, const KvFrameHeader& header) {
+  if (header.kind == KvFrameKind::kTail) {
+    receive.tails[header.layer] = true;
+    return;
   }
-  receive.tails[header.layer] = true;
-  --receive.missing;
-  return {};
+  const size_t first = size_t{header.layer} * receive.plan.pages + header.first_page;
+  for (uint32_t i = 0; i < header.pages; ++i) receive.pages[first + i] = true;
 }
 
 // A wanted frame with a payload that holds. Under the mutex.
@@ -320,8 +312,7 @@ ReceiveTable::Outcome ReceiveTable::take(const KvFrameHeader& header,
   switch (header.kind) {
     case KvFrameKind::kData:
     case KvFrameKind::kTail: {
-      Status written = header.kind == KvFrameKind::kData ? write_pages(receive, header, payload)
-                                                         : write_tail(receive, header, payload);
+      Status written = write(receive, header, payload);
       if (!written) return fail_transfer(header, std::move(written).error(), true);
       break;
     }
@@ -416,12 +407,7 @@ ReceiveTable::Begun ReceiveTable::begin(const KvFrameHeader& header, const Start
         ++receive.stats.frames;
         receive.stats.wire_bytes += proto::kKvHeaderBytes + header.payload_bytes;
         ++receive.in_flight;
-        // Taken from now on: a second copy of this frame is a replay.
-        if (header.kind == KvFrameKind::kTail) receive.tails[header.layer] = true;
-        const size_t first = size_t{header.layer} * receive.plan.pages + header.first_page;
-        for (uint32_t i = 0; header.kind == KvFrameKind::kData && i < header.pages; ++i) {
-          receive.pages[first + i] = true;
-        }
+        mark(receive, header);
         start(*to);
         return {.started = true, .answer = {}};
       } else {

@@ -105,8 +105,8 @@ class ReceiveTable {
   Outcome fail_transfer(const Header& header, Error error, bool tell);
   Outcome complete(const Header& header, Receive& receive);
   Result<std::vector<std::span<std::byte>>> destinations(Receive& receive, const Header& header);
-  Status write_pages(Receive& receive, const Header& header, std::span<const std::byte> payload);
-  Status write_tail(Receive& receive, const Header& header, std::span<const std::byte> payload);
+  Status write(Receive& receive, const Header& header, std::span<const std::byte> payload);
+  static void mark(Receive& receive, const Header& header);
   Answer reject(const Header& header, Error reason) const;
   void remember(TransferId id, Ended ended);
   void raise(TransferId id, Outcome& outcome);
@@ -120,6 +120,7 @@ class ReceiveTable {
   std::function<void()> drain_;
 
   mutable std::mutex mutex_;
+  PageIo pages_;
   std::unordered_map<TransferId, Receive> open_;
   std::unordered_map<TransferId, Ended> ended_;
   std::deque<TransferId> ended_order_;

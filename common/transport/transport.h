@@ -13,6 +13,7 @@
 #include "common/base/ids.h"
 #include "common/base/result.h"
 #include "common/kv/layout.h"
+#include "common/kv/page_memory.h"
 
 namespace tandem::transport {
 
@@ -103,12 +104,15 @@ struct TransportLimits {
   size_t max_queued_frames = 4096;  // posted and not yet handed to the wire
 };
 
-// What every transport needs. Clock and events outlive the transport.
+// What every transport needs. Clock, events and memory outlive the transport.
 struct TransportDeps {
   Generation self = {};  // this process's; never 0
   const Clock& clock;
   TransportEvents& events;
   TransportLimits limits = {};
+  // The pool that all pages of this process lie in. Null: ordinary host memory. A pool on a device
+  // gives out addresses that only the device can follow.
+  kv::PageMemory* memory = nullptr;
 };
 
 class Transport {

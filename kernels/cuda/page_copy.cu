@@ -5,83 +5,123 @@
 namespace tandem::cuda {
 namespace {
 
-// 512 threads with four 16-byte loads each in flight: 32 KiB a block. On two H200 eight such
-// blocks reach 343 GB/s of NVLink's 380 with stores; loads wait a round trip, so pulls take more.
-constexpr uint32_t kThreads = 512;
+// 1024 threads with four 16-byte loads each under way, and the next item's loads before this one's
+// sums are taken: a multiprocessor keeps 64 to 128 KiB in flight. Loads from a peer wait 2 us for
+// the round trip, so that is what one multiprocessor can pull in that time (H200: 8 multiprocessors
+// would do with stores, which wait for nothing).
+constexpr uint32_t kThreads = 1024;
+constexpr uint32_t kWarps = kThreads / 32;
 constexpr int kUnroll = 4;
 static_assert(kThreads * kUnroll * sizeof(uint4) == kPageCopyItem);
 
-// The finalizer of MurmurHash3: one-to-one, so that one changed word always shows. The word's place
-// goes in first, so that exchanged words show as well.
-__device__ __forceinline__ uint64_t mixed(uint64_t word, uint64_t place) {
-  uint64_t h = word + (place + 1) * 0x9e3779b97f4a7c15ull;
+// transport::piece_checksum defines what is computed here.
+__device__ __forceinline__ uint64_t mixed(uint64_t h) {
   h ^= h >> 33;
   h *= 0xff51afd7ed558ccdull;
   h ^= h >> 33;
   h *= 0xc4ceb9fe1a85ec53ull;
-  h ^= h >> 33;
-  return h;
+  return h ^ h >> 33;
 }
 
-__device__ __forceinline__ uint64_t pair(uint32_t low, uint32_t high) {
-  return static_cast<uint64_t>(high) << 32 | low;
+__device__ __forceinline__ uint64_t vector_sum(uint4 v, uint64_t place) {
+  const uint64_t a = static_cast<uint64_t>(v.y) << 32 | v.x;
+  const uint64_t b = (static_cast<uint64_t>(v.w) << 32 | v.z) * 0xd6e8feb86659fd93ull;
+  return mixed((a ^ (b << 29 | b >> 35)) + (place + 1) * 0x9e3779b97f4a7c15ull);
 }
 
-// Whole 16-byte vectors of [begin, end).
-__device__ uint64_t copy_vectors(const std::byte* from, std::byte* to, size_t begin, size_t end) {
-  uint64_t sum = 0;
-  uint4 value[kUnroll];
+struct Item {
+  const std::byte* from;
+  std::byte* to;
+  size_t begin;
+  size_t end;
+};
+
+__device__ __forceinline__ Item item_of(const PageCopy& task, uint32_t items, uint32_t index) {
+  const PageCopy::Piece piece = task.pieces[index / items];
+  const size_t begin = (index % items) * kPageCopyItem;
+  return {piece.from, piece.to, begin, min(begin + kPageCopyItem, task.bytes)};
+}
+
+__device__ __forceinline__ void load(const Item& item, uint4 (&value)[kUnroll]) {
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) {
-    const size_t at = begin + (i * kThreads + threadIdx.x) * sizeof(uint4);
+    const size_t at = item.begin + (i * kThreads + threadIdx.x) * sizeof(uint4);
     // Read once and written by others: not through L1.
-    if (at < end) value[i] = __ldcv(reinterpret_cast<const uint4*>(from + at));
+    if (at < item.end) value[i] = __ldcg(reinterpret_cast<const uint4*>(item.from + at));
   }
+}
+
+__device__ __forceinline__ uint64_t store(const Item& item, const uint4 (&value)[kUnroll]) {
+  uint64_t sum = 0;
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) {
-    const size_t at = begin + (i * kThreads + threadIdx.x) * sizeof(uint4);
-    if (at >= end) continue;
-    if (to != nullptr) __stcs(reinterpret_cast<uint4*>(to + at), value[i]);
-    sum += mixed(pair(value[i].x, value[i].y), at / 8);
-    sum += mixed(pair(value[i].z, value[i].w), at / 8 + 1);
+    const size_t at = item.begin + (i * kThreads + threadIdx.x) * sizeof(uint4);
+    if (at >= item.end) continue;
+    if (item.to != nullptr) __stcs(reinterpret_cast<uint4*>(item.to + at), value[i]);
+    sum += vector_sum(value[i], at / sizeof(uint4));
   }
   return sum;
 }
 
-// Rows of odd sizes: words of four bytes, in pairs; a last single word counts as (word, 0).
-__device__ uint64_t copy_words(const std::byte* from, std::byte* to, size_t begin, size_t end) {
+// Rows of odd sizes and addresses: words of four bytes; the last vector is filled up with zeros.
+__device__ uint64_t copy_words(const Item& item) {
   uint64_t sum = 0;
-  for (size_t at = begin + threadIdx.x * 8; at < end; at += kThreads * 8) {
-    const uint32_t low = *reinterpret_cast<const volatile uint32_t*>(from + at);
-    const uint32_t high =
-        at + 4 < end ? *reinterpret_cast<const volatile uint32_t*>(from + at + 4) : 0;
-    if (to != nullptr) {
-      *reinterpret_cast<uint32_t*>(to + at) = low;
-      if (at + 4 < end) *reinterpret_cast<uint32_t*>(to + at + 4) = high;
+  for (size_t at = item.begin + threadIdx.x * 16; at < item.end; at += kThreads * 16) {
+    uint32_t words[4] = {};
+    for (int w = 0; w < 4 && at + 4 * w < item.end; ++w) {
+      words[w] = __ldcg(reinterpret_cast<const unsigned int*>(item.from + at + 4 * w));
+      if (item.to != nullptr) *reinterpret_cast<uint32_t*>(item.to + at + 4 * w) = words[w];
     }
-    sum += mixed(pair(low, high), at / 8);
+    sum += vector_sum({words[0], words[1], words[2], words[3]}, at / 16);
   }
   return sum;
 }
 
-__global__ __launch_bounds__(kThreads) void page_copy_kernel(const __grid_constant__ PageCopy task,
-                                                             uint32_t items, bool vectors) {
-  __shared__ uint64_t partial[kThreads / 32];
-  for (uint32_t item = blockIdx.x; item < task.count * items; item += gridDim.x) {
-    const PageCopy::Piece piece = task.pieces[item / items];
-    const size_t begin = (item % items) * kPageCopyItem;
-    const size_t end = min(begin + kPageCopyItem, task.bytes);
-    uint64_t sum = vectors ? copy_vectors(piece.from, piece.to, begin, end)
-                           : copy_words(piece.from, piece.to, begin, end);
-    for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_down_sync(~0u, sum, lane);
-    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      uint64_t total = 0;
-      for (uint64_t p : partial) total += p;
-      task.sums[item] = total;
+// The block's sum, in thread 0. `slots` alternates between calls, so one barrier is enough.
+__device__ __forceinline__ uint64_t block_sum(uint64_t sum, uint64_t (&slots)[kWarps]) {
+  for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_down_sync(~0u, sum, lane);
+  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x >= 32) return 0;
+  sum = slots[threadIdx.x];
+  for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_down_sync(~0u, sum, lane);
+  return sum;
+}
+
+__global__ __launch_bounds__(kThreads,
+                             1) void page_copy_kernel(const __grid_constant__ PageCopy task,
+                                                      uint32_t items, bool vectors) {
+  __shared__ uint64_t slots[2][kWarps];
+  const uint32_t count = task.count * items;
+  uint32_t turn = 0;
+  if (!vectors) {
+    for (uint32_t index = blockIdx.x; index < count; index += gridDim.x, turn ^= 1) {
+      const uint64_t sum = block_sum(copy_words(item_of(task, items, index)), slots[turn]);
+      if (threadIdx.x == 0) task.sums[index] = sum;
     }
-    __syncthreads();
+    return;
+  }
+  uint32_t index = blockIdx.x;
+  if (index >= count) return;
+  Item item = item_of(task, items, index);
+  uint4 value[kUnroll];
+  load(item, value);
+  while (true) {
+    const uint32_t next = index + gridDim.x;
+    Item after{};
+    uint4 ahead[kUnroll];
+    if (next < count) {
+      after = item_of(task, items, next);
+      load(after, ahead);
+    }
+    const uint64_t sum = block_sum(store(item, value), slots[turn]);
+    if (threadIdx.x == 0) task.sums[index] = sum;
+    if (next >= count) return;
+    index = next;
+    item = after;
+    turn ^= 1;
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) value[i] = ahead[i];
   }
 }
 

@@ -31,7 +31,7 @@ ALLOWED = {
     "common/net": BASE + LEVEL1,
     "common/transport": BASE + LEVEL1,
     "common/transport/cuda_ipc": BASE + LEVEL1 + CUDA + ["common/transport", "kernels"],
-    "common/transport/nccl": BASE + LEVEL1 + CUDA + ["common/transport", "kernels"],
+    "common/transport/nccl": BASE + LEVEL1 + CUDA + ["common/transport", "common/transport/cuda_ipc", "kernels"],
     "common/model": BASE + LEVEL1,
     "kernels": BASE + ["common/kv"],
     "common/engine": BASE + LEVEL1 + LEVEL2 + CUDA + ["kernels"],

@@ -9,9 +9,11 @@
 namespace tandem::transport {
 namespace {
 
-// 2 MiB of checksums cover 8 GiB of pieces under way.
+// 2 MiB of checksums cover 16 GiB of pieces under way.
 constexpr size_t kRing = 256u << 10;
 constexpr size_t kEvents = 64;
+// A batch ends here, so that what depends on its first pages need not wait for all that was added.
+constexpr size_t kBatchBytes = 8u << 20;
 
 }  // namespace
 
@@ -51,25 +53,32 @@ size_t DeviceCopier::sums_of(const Waiting& work) const {
   return sums;
 }
 
-// Everything that waits and fits becomes one batch: one event, and as few launches as it takes.
+// Everything that waits and fits becomes batches: one event each, and as few launches as it takes.
 void DeviceCopier::flush_locked() {
   collect(false);
-  if (!status_ || waiting_.empty() || spare_events_.empty()) return;
+  while (flush_batch()) {
+  }
+}
+
+bool DeviceCopier::flush_batch() {
+  if (!status_ || waiting_.empty() || spare_events_.empty()) return false;
   std::vector<Waiting> work;
   size_t room = kRing - (sums_head_ - sums_tail_);
-  while (!waiting_.empty()) {
+  size_t bytes = 0;
+  while (!waiting_.empty() && bytes < kBatchBytes) {
     // Twice: a piece's sums do not cross the ring's end, so some entries may be passed over.
     const size_t sums = 2 * sums_of(waiting_.front());
     if (sums > kRing) {
-      return fail_all(
-          fail(ErrorCode::kInternal, "a frame is too large for the copier's checksums"));
+      fail_all(fail(ErrorCode::kInternal, "a frame is too large for the copier's checksums"));
+      return false;
     }
     if (sums > room) break;  // goes with a later flush
     room -= sums;
+    for (const Piece& p : waiting_.front().pieces) bytes += p.bytes;
     work.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
   }
-  if (work.empty()) return;
+  if (work.empty()) return false;
   Batch batch;
   batch.sums = sums_head_;
   batch.done = std::move(spare_events_.back());
@@ -77,9 +86,13 @@ void DeviceCopier::flush_locked() {
   Status launched = copy_long_runs(work);
   if (launched) launched = launch(work, batch);
   if (launched) launched = batch.done.record(stream_);
-  if (!launched) return fail_all(std::move(launched));
+  if (!launched) {
+    fail_all(std::move(launched));
+    return false;
+  }
   batch.sums = sums_head_ - batch.sums;
   batches_.push_back(std::move(batch));
+  return true;
 }
 
 // Pieces that lie one behind the other at both ends are one run. Long ones are copied here and only

@@ -64,6 +64,7 @@ class DeviceCopier final : public PageCopier {
   explicit DeviceCopier(const Options& options) : options_(options) {}
   // Under the mutex, with the device current.
   void flush_locked();
+  bool flush_batch();  // false: nothing more can go now
   [[nodiscard]] Status launch(std::vector<Waiting>& work, Batch& batch);
   [[nodiscard]] Status copy_long_runs(std::vector<Waiting>& work);
   [[nodiscard]] size_t reserve_sums(uint32_t items);

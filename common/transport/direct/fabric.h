@@ -17,8 +17,8 @@ namespace tandem::transport {
 // differ in. Transport thread only, except where it says otherwise.
 //
 //   sender    stage() -> copier checks (and gathers) the pieces -> the offer goes out with note
-//   receiver  accept(note) -> "go", where the fabric wants one -> arrived() -> the copier copies
-//             into the pages -> release()
+//   receiver  accept(note) -> grant() -> "go", where the fabric wants one -> arrived() -> the
+//             copier copies into the pages -> release()
 //   sender    on "go": launch()
 class Link {
  public:
@@ -44,12 +44,15 @@ class Link {
   virtual void abandon(uint64_t slot) = 0;
 
   // ---- receiver ----
-  // Sets the pieces' `from` by a peer's note, which is checked: kCorruptData when it makes no
-  // sense. `bytes` of the pieces is set. Also called for frames that are not wanted, where a go is
-  // owed.
+  // An offer by a peer's note, which is checked: kCorruptData when it makes no sense. `bytes` of
+  // the pieces is set. Also called for frames that are not wanted, where a go is owed. The id names
+  // the arrival from now on; several may share one when the fabric keeps nothing of them.
   [[nodiscard]] virtual Result<uint64_t> accept(std::string_view note, std::span<Piece> pieces) = 0;
+  // Sets the pieces' `from`. False: no room now; asked again, in the order of accept().
+  [[nodiscard]] virtual Result<bool> grant(uint64_t arrival, std::span<Piece> pieces) = 0;
+  // Whether a sender waits for a go, to be sent after grant(); its slot is the arrival's id.
   [[nodiscard]] virtual bool needs_go() const = 0;
-  // Whether the pieces' `from` holds the bytes. Arrivals come in the order of accept().
+  // Whether the pieces' `from` holds the bytes. In the order of accept().
   [[nodiscard]] virtual Result<bool> arrived(uint64_t arrival) = 0;
   virtual void release(uint64_t arrival) = 0;
 };

@@ -128,16 +128,26 @@ Status Inbound::accept(const FrameView& frame, bool wanted) {
   arrival.pieces.resize(count, {nullptr, nullptr, frame.header.payload_bytes / count});
   TANDEM_ASSIGN(arrival.id, link_->accept(offer.note, arrival.pieces));
   arrivals_.push_back(std::move(arrival));
-  if (!link_->needs_go()) return {};
-  // The note of such a fabric begins with the sender's slot.
-  TANDEM_ASSIGN(const uint64_t slot, parse_go(std::string_view(offer.note).substr(0, 8)));
-  return connection_.send(encode_message(MessageKind::kGo, encode_go(slot)));
+  return {};
+}
+
+Status Inbound::grant_waiting(bool& any) {
+  for (; granted_ < arrivals_.size(); ++granted_) {
+    Arrival& a = arrivals_[granted_];
+    TANDEM_ASSIGN(const bool granted, link_->grant(a.id, a.pieces));
+    if (!granted) return {};
+    any = true;
+    if (!link_->needs_go()) continue;
+    TANDEM_TRY(connection_.send(encode_message(MessageKind::kGo, encode_go(a.id))));
+  }
+  return {};
 }
 
 Status Inbound::advance(bool& any) {
   if (link_ == nullptr) return {};
   TANDEM_ASSIGN(const bool ready, link_->ready());
   if (!ready) return {};
+  TANDEM_TRY(grant_waiting(any));
   TANDEM_TRY(begin_arrived(any));
   const bool was_full = full();
   TANDEM_TRY(finish_copied(any));
@@ -146,7 +156,7 @@ Status Inbound::advance(bool& any) {
 
 // Arrivals whose bytes are within reach are given their destinations and to the copier.
 Status Inbound::begin_arrived(bool& any) {
-  for (; begun_ < arrivals_.size(); ++begun_) {
+  for (; begun_ < granted_; ++begun_) {
     Arrival& a = arrivals_[begun_];
     TANDEM_ASSIGN(const bool arrived, link_->arrived(a.id));
     if (!arrived) return {};
@@ -186,6 +196,7 @@ Status Inbound::finish_copied(bool& any) {
     const Arrival done = std::move(a);
     arrivals_.pop_front();
     --begun_;
+    --granted_;
     link_->release(done.id);
     if (!done.wanted) continue;
     if (outcome) {

@@ -49,6 +49,7 @@ class Inbound {
   Status on_frame(const FrameView& frame);
   Status on_offer(const FrameView& frame);
   Status accept(const FrameView& frame, bool wanted);
+  Status grant_waiting(bool& any);
   Status begin_arrived(bool& any);
   Status finish_copied(bool& any);
   Status answer(const std::optional<Answer>& answer);
@@ -59,7 +60,8 @@ class Inbound {
   std::optional<Generation> sender_;
   std::unique_ptr<Link> link_;
   std::deque<Arrival> arrivals_;
-  size_t begun_ = 0;  // of arrivals_, from the front
+  size_t granted_ = 0;  // of arrivals_, from the front
+  size_t begun_ = 0;    // of these, from the front
 };
 
 }  // namespace tandem::transport

@@ -36,9 +36,11 @@ class PageCopier {
   virtual void drain() = 0;
 };
 
-// The checksum of one piece: the sum over its 64-bit little-endian words of a one-to-one mixture of
-// word and place; a last half word is filled with zeros. Any order and split of the words gives the
-// same, so a device can add it up while it copies.
+// The checksum of one piece: the sum over its vectors of 16 bytes (the last one filled up with
+// zeros) of a 64-bit mixture of both words and the vector's place. Each word alone goes in one to
+// one, so every single change shows. Any order of the vectors gives the same, so a device adds it
+// up while it copies. It guards against errors, not against an adversary: peers are processes of
+// one user.
 [[nodiscard]] uint64_t piece_checksum(std::span<const std::byte> bytes);
 
 }  // namespace tandem::transport

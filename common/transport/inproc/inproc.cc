@@ -111,7 +111,8 @@ class InprocTransport final : public Transport {
   Status post_tail(TransferId id, uint32_t layer, std::span<const std::byte> page) override {
     TANDEM_TRY(checked(id, sends_.post_tail(id, layer, page)));
     return post(id, [&](const SendTable::Route& route) {
-      return make_tail_frame(route.origin, layer, route.tail_rows, route.tail, page);
+      return make_page_frame(route.origin, proto::KvFrameKind::kTail, layer, 0, route.tail_rows,
+                             PageIo(nullptr).read(route.tail, page).value());
     });
   }
   Status post_commit(TransferId id, std::string commit) override {

@@ -75,13 +75,17 @@ TransferId transfer_of(const Post& post) {
   return std::visit([](const auto& p) { return p.id; }, post);
 }
 
-Frame build(const Post& post, const SendTable::Route& route) {
+Result<Frame> build(const Post& post, const SendTable::Route& route, PageIo& pages) {
   const FrameOrigin& origin = route.origin;
   if (const auto* p = std::get_if<PostPages>(&post)) {
-    return make_data_frame(origin, p->layer, p->first_page, p->pages);
+    TANDEM_ASSIGN(auto bytes, pages.read(p->pages));
+    return make_page_frame(origin, proto::KvFrameKind::kData, p->layer, p->first_page,
+                           static_cast<uint32_t>(p->pages.size()), std::move(bytes));
   }
   if (const auto* p = std::get_if<PostTail>(&post)) {
-    return make_tail_frame(origin, p->layer, route.tail_rows, route.tail, p->page);
+    TANDEM_ASSIGN(auto bytes, pages.read(route.tail, p->page));
+    return make_page_frame(origin, proto::KvFrameKind::kTail, p->layer, 0, route.tail_rows,
+                           std::move(bytes));
   }
   return make_commit_frame(origin, std::get<PostCommit>(post).commit);
 }
@@ -99,7 +103,8 @@ class UcxTransport final : public Transport {
         clock_(deps.clock),
         limits_(deps.limits),
         receives_(deps, counters_),
-        sends_(deps, counters_) {
+        sends_(deps, counters_),
+        pages_(deps.memory) {
     if (options_.tls.empty()) options_.tls = kDefaultTls;
   }
   ~UcxTransport() override {
@@ -112,7 +117,8 @@ class UcxTransport final : public Transport {
   std::string_view name() const override { return "ucx"; }
   std::string detail() const override {
     std::lock_guard lock(mutex_);
-    return "ucx " + UcxWorker::version() + ": " + detail_;
+    return "ucx " + UcxWorker::version() + ": " + detail_ +
+           (pages_.staged() ? "; device memory through pinned host buffers" : "");
   }
   std::string address() const override { return address_; }
   TransportCounters counters() const override { return counters_.snapshot(); }
@@ -253,6 +259,7 @@ class UcxTransport final : public Transport {
   AtomicCounters counters_;
   ReceiveTable receives_;
   SendTable sends_;
+  PageIo pages_;  // the UCX thread's
   Fd wake_fd_;
   std::string address_;  // set before start() returns
 
@@ -430,9 +437,13 @@ void UcxTransport::pump(Peer& peer, const std::string& address) {
     forget_post();
     const auto route = sends_.route(transfer_of(post));
     if (!route) continue;
-    Frame frame = build(post, *route);
-    sends_.count_frame(route->origin.transfer, frame.wire_bytes());
-    send(peer, address, std::move(frame));
+    auto frame = build(post, *route, pages_);
+    if (!frame) {  // the device's fault
+      handle(End{route->origin.transfer, frame.error(), proto::KvFrameKind::kError});
+      continue;
+    }
+    sends_.count_frame(route->origin.transfer, frame->wire_bytes());
+    send(peer, address, std::move(*frame));
   }
   peer.pumping = false;
 }

@@ -128,6 +128,7 @@ class HostFabric final : public Fabric {
       }
       return 0;
     }
+    Result<bool> grant(uint64_t, std::span<Piece>) override { return true; }
     bool needs_go() const override { return false; }
     Result<bool> arrived(uint64_t) override { return true; }
     void release(uint64_t) override {}
@@ -156,14 +157,18 @@ class HostFabric final : public Fabric {
       return {};
     }
     void abandon(uint64_t slot) override { slots_.erase(slot); }
-    Result<uint64_t> accept(std::string_view note, std::span<Piece> pieces) override {
+    Result<uint64_t> accept(std::string_view note, std::span<Piece>) override {
       TANDEM_ASSIGN(const auto slot, read(note, 1));
-      std::vector<std::byte>& space = arrivals_[slot[0]];
+      return slot[0];
+    }
+    Result<bool> grant(uint64_t arrival, std::span<Piece> pieces) override {
+      if (arrivals_.size() >= 2) return false;
+      std::vector<std::byte>& space = arrivals_[arrival];
       space.resize(pieces.size() * pieces.front().bytes);
       for (size_t i = 0; i < pieces.size(); ++i) {
         pieces[i].from = space.data() + i * pieces[i].bytes;
       }
-      return slot[0];
+      return true;
     }
     bool needs_go() const override { return true; }
     Result<bool> arrived(uint64_t arrival) override {

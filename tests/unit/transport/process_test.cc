@@ -2,12 +2,8 @@
 
 #include <arpa/inet.h>
 #include <dirent.h>
-#include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -15,11 +11,8 @@
 #include <sstream>
 #include <thread>
 
-#include "common/base/fd.h"
 #include "common/transport/ucx/ucx_transport.h"
-#include "tests/unit/transport/process.h"
-
-extern char** environ;  // NOLINT(readability-redundant-declaration): POSIX leaves it to the program
+#include "tests/unit/transport/peer_process.h"
 
 namespace tandem::transport::testing {
 namespace {
@@ -28,79 +21,6 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr Generation kSelf{1};
-
-// A child process running peer_main.cc; killed with its owner.
-class PeerProcess {
- public:
-  PeerProcess(uint64_t generation, const std::string& tls) : generation_(generation) {
-    int to_child[2];
-    int from_child[2];
-    EXPECT_EQ(pipe2(to_child, O_CLOEXEC), 0);
-    EXPECT_EQ(pipe2(from_child, O_CLOEXEC), 0);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, to_child[0], 0);
-    posix_spawn_file_actions_adddup2(&actions, from_child[1], 1);
-    std::string program = TANDEM_TRANSPORT_PEER;
-    std::string number = std::to_string(generation);
-    std::string lanes = tls;
-    char* argv[] = {program.data(), number.data(), lanes.data(), nullptr};
-    EXPECT_EQ(posix_spawn(&pid_, program.c_str(), &actions, nullptr, argv, environ), 0);
-    posix_spawn_file_actions_destroy(&actions);
-    close(to_child[0]);
-    close(from_child[1]);
-    in_ = Fd(to_child[1]);
-    out_ = Fd(from_child[0]);
-    address_ = from_hex(expect("address "));
-  }
-  ~PeerProcess() { kill(SIGKILL); }
-
-  void kill(int signal) {
-    if (pid_ <= 0) return;
-    ::kill(pid_, signal);
-    if (signal != SIGKILL) return;
-    waitpid(pid_, nullptr, 0);
-    pid_ = 0;
-  }
-  bool alive() const { return pid_ > 0 && waitpid(pid_, nullptr, WNOHANG) == 0; }
-  void say(const std::string& line) {
-    const std::string text = line + "\n";
-    EXPECT_EQ(write(in_.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
-  }
-  // The rest of the next line that begins so; other lines (UCX's own messages) are passed over.
-  std::string expect(const std::string& prefix, Duration limit = seconds(30)) {
-    const TimePoint give_up = clock_.now() + limit;
-    while (clock_.now() < give_up) {
-      const size_t end = buffer_.find('\n');
-      if (end != std::string::npos) {
-        const std::string line = buffer_.substr(0, end);
-        buffer_.erase(0, end + 1);
-        if (line.starts_with(prefix)) return line.substr(prefix.size());
-        continue;
-      }
-      pollfd wait{out_.get(), POLLIN, 0};
-      if (poll(&wait, 1, 50) <= 0) continue;
-      char chunk[4096];
-      const ssize_t n = read(out_.get(), chunk, sizeof(chunk));
-      if (n <= 0) break;
-      buffer_.append(chunk, static_cast<size_t>(n));
-    }
-    ADD_FAILURE() << "the peer never said '" << prefix << "'";
-    return {};
-  }
-  const std::string& address() const { return address_; }
-  Generation generation() const { return Generation{generation_}; }
-  pid_t pid() const { return pid_; }
-
- private:
-  uint64_t generation_;
-  pid_t pid_ = 0;
-  Fd in_;
-  Fd out_;
-  std::string buffer_;
-  std::string address_;
-  SteadyClock clock_;
-};
 
 class TwoProcesses : public ::testing::TestWithParam<const char*> {
  protected:
@@ -166,7 +86,7 @@ class TwoProcesses : public ::testing::TestWithParam<const char*> {
 };
 
 TEST_P(TwoProcesses, PagesCrossInBothDirectionsAndTheLanesAreNamed) {
-  PeerProcess peer(2, GetParam());
+  PeerProcess peer(2, {TANDEM_TRANSPORT_PEER, "2", GetParam()});
   send_whole(TransferId{1}, peer);
   Pages into(kProcessLayout, 8, 0);
   open_receive(TransferId{2}, Generation{2}, into);
@@ -185,8 +105,8 @@ TEST_P(TwoProcesses, PagesCrossInBothDirectionsAndTheLanesAreNamed) {
 
 // failures.md 8, 10, 11: the receiver dies in the middle.
 TEST_P(TwoProcesses, AKilledReceiverFailsItsTransfersWithinASecondAndNoOthers) {
-  PeerProcess doomed(2, GetParam());
-  PeerProcess other(3, GetParam());
+  PeerProcess doomed(2, {TANDEM_TRANSPORT_PEER, "2", GetParam()});
+  PeerProcess other(3, {TANDEM_TRANSPORT_PEER, "3", GetParam()});
   send_whole(TransferId{1}, doomed);
   doomed.say("receive 2 1 8 20000");
   doomed.expect("open");
@@ -199,7 +119,7 @@ TEST_P(TwoProcesses, AKilledReceiverFailsItsTransfersWithinASecondAndNoOthers) {
   EXPECT_EQ(self.events.send_failed(TransferId{2})->code, ErrorCode::kTransport);
   EXPECT_LT(to_seconds(took), 1.0);
   send_whole(TransferId{3}, other);
-  PeerProcess restarted(4, GetParam());
+  PeerProcess restarted(4, {TANDEM_TRANSPORT_PEER, "4", GetParam()});
   send_whole(TransferId{4}, restarted);
 }
 
@@ -207,7 +127,7 @@ TEST_P(TwoProcesses, AKilledReceiverFailsItsTransfersWithinASecondAndNoOthers) {
 TEST_P(TwoProcesses, AKilledSenderCostsItsOwnTransferOnly) {
   Pages into(kProcessLayout, 8, 0);
   {
-    PeerProcess doomed(2, GetParam());
+    PeerProcess doomed(2, {TANDEM_TRANSPORT_PEER, "2", GetParam()});
     open_receive(TransferId{1}, Generation{2}, into, milliseconds(1500));
     doomed.say(send_command(TransferId{1}, 8, "half"));
     doomed.expect("posted");
@@ -215,7 +135,7 @@ TEST_P(TwoProcesses, AKilledSenderCostsItsOwnTransferOnly) {
   }
   until([&] { return self.events.events(TransferId{1}) > 0; });
   EXPECT_TRUE(self.events.receive_failed(TransferId{1}));
-  PeerProcess other(3, GetParam());
+  PeerProcess other(3, {TANDEM_TRANSPORT_PEER, "3", GetParam()});
   Pages second(kProcessLayout, 8, 0);
   open_receive(TransferId{2}, Generation{3}, second);
   other.say(send_command(TransferId{2}, 8, "whole"));
@@ -226,7 +146,7 @@ TEST_P(TwoProcesses, AKilledSenderCostsItsOwnTransferOnly) {
 
 // failures.md 13: every wait is bounded, even on a process that exists but does nothing.
 TEST_P(TwoProcesses, AFrozenReceiverEndsTheTransferByItsDeadline) {
-  PeerProcess frozen(2, GetParam());
+  PeerProcess frozen(2, {TANDEM_TRANSPORT_PEER, "2", GetParam()});
   send_whole(TransferId{1}, frozen);
   frozen.say("receive 2 1 200 20000");
   frozen.expect("open");
@@ -272,7 +192,7 @@ std::set<uint16_t> listening_ports(pid_t pid) {
 }
 
 TEST_P(TwoProcesses, GarbageOnUcxsOwnPortsDisturbsNothing) {
-  PeerProcess peer(2, GetParam());
+  PeerProcess peer(2, {TANDEM_TRANSPORT_PEER, "2", GetParam()});
   send_whole(TransferId{1}, peer);
   const std::set<uint16_t> ports = listening_ports(peer.pid());
   if (std::string(GetParam()).find("tcp") != std::string::npos) {

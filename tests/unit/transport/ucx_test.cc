@@ -4,6 +4,7 @@
 
 #include "common/transport/ucx/address.h"
 #include "common/transport/ucx/worker.h"
+#include "tests/unit/transport/far_memory.h"
 #include "tests/unit/transport/transport_suite.h"
 
 namespace tandem::transport::testing {
@@ -14,11 +15,17 @@ template <typename Lanes>
 class UcxBackend {
  public:
   static constexpr bool kSeesEndedTransports = Lanes::kSeesEndedTransports;
+  UcxBackend() {
+    if (!Lanes::kFar) return;
+    far_ = std::make_unique<FarMemory>(64u << 20);
+    page_arena() = far_.get();
+  }
+  ~UcxBackend() { page_arena() = nullptr; }
   std::unique_ptr<Transport> create(const std::string& name, const Generation self,
                                     TransportEvents& events, const TransportLimits& limits = {}) {
-    auto transport =
-        create_ucx_transport({.tls = Lanes::kTls, .on_warning = {}},
-                             {.self = self, .clock = clock_, .events = events, .limits = limits});
+    auto transport = create_ucx_transport(
+        {.tls = Lanes::kTls, .on_warning = {}},
+        {.self = self, .clock = clock_, .events = events, .limits = limits, .memory = far_.get()});
     EXPECT_TRUE(transport) << transport.error().detail;
     addresses_[name] = (*transport)->address();
     return std::move(*transport);
@@ -52,6 +59,7 @@ class UcxBackend {
 
  private:
   SteadyClock clock_;
+  std::unique_ptr<FarMemory> far_;
   std::map<std::string, std::string> addresses_;
   std::unique_ptr<UcxWorker> stranger_;
   UcxWorker::EndpointId endpoint_ = 0;
@@ -60,18 +68,28 @@ class UcxBackend {
 struct SharedMemory {
   static constexpr const char* kTls = "posix,self";
   static constexpr bool kSeesEndedTransports = false;
+  static constexpr bool kFar = false;
 };
 struct Tcp {
   static constexpr const char* kTls = "tcp,self";
   static constexpr bool kSeesEndedTransports = true;
+  static constexpr bool kFar = false;
 };
 struct Default {
   static constexpr const char* kTls = "";
   static constexpr bool kSeesEndedTransports = false;
+  static constexpr bool kFar = false;
+};
+// Pages on a device.
+struct Far {
+  static constexpr const char* kTls = "posix,self";
+  static constexpr bool kSeesEndedTransports = false;
+  static constexpr bool kFar = true;
 };
 
 INSTANTIATE_TYPED_TEST_SUITE_P(UcxSharedMemory, TransportSuite, UcxBackend<SharedMemory>);
 INSTANTIATE_TYPED_TEST_SUITE_P(UcxDefault, TransportSuite, UcxBackend<Default>);
+INSTANTIATE_TYPED_TEST_SUITE_P(UcxFarMemory, TransportSuite, UcxBackend<Far>);
 INSTANTIATE_TYPED_TEST_SUITE_P(UcxTcp, TransportSuite, UcxBackend<Tcp>);
 
 TEST(UcxAddress, RoundTripsAndRefusesEverythingElse) {
@@ -96,6 +114,18 @@ TEST(UcxTransport, UnknownTransportsAreAConfigErrorNamingThem) {
   ASSERT_FALSE(transport);
   EXPECT_EQ(transport.error().code, ErrorCode::kConfig);
   EXPECT_NE(transport.error().detail.find("warp_drive"), std::string::npos);
+}
+
+TEST(UcxTransport, DetailSaysThatDeviceMemoryGoesThroughTheHost) {
+  SteadyClock clock;
+  Recorder events;
+  FarMemory far(1u << 20);
+  const auto transport = create_ucx_transport(
+      {.tls = "posix,self", .on_warning = {}},
+      {.self = Generation{1}, .clock = clock, .events = events, .limits = {}, .memory = &far});
+  ASSERT_TRUE(transport);
+  EXPECT_TRUE((*transport)->detail().ends_with("; device memory through pinned host buffers"))
+      << (*transport)->detail();
 }
 
 TEST(UcxTransport, DetailNamesTheVersionAndTheLanesInUse) {

@@ -1,0 +1,103 @@
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+
+#include "common/base/clock.h"
+#include "common/cuda/memory.h"
+#include "common/cuda/stream.h"
+#include "common/transport/direct/fabric.h"
+#include "common/transport/nccl/nccl_api.h"
+
+namespace tandem::transport {
+
+// Messages of one size in device memory. Transport thread only.
+class SlotPool {
+ public:
+  [[nodiscard]] static Result<SlotPool> create(size_t slot_bytes, uint32_t slots);
+  [[nodiscard]] std::byte* take();  // null: none free
+  void put(std::byte* slot) { free_.push_back(slot); }
+  [[nodiscard]] size_t slot_bytes() const { return slot_bytes_; }
+
+ private:
+  cuda::DeviceBuffer memory_;
+  size_t slot_bytes_ = 0;
+  std::vector<std::byte*> free_;
+};
+
+// Both ends of a connection within one process: one rank sends to itself. Any thread.
+struct SelfPair {
+  std::mutex mutex;
+  std::map<uint64_t, std::byte*> granted;  // by slot: where it is received
+  std::set<uint64_t> arrived;
+};
+
+// What a link shares with its fabric, which outlives it.
+struct NcclShared {
+  const NcclApi& api;
+  SlotPool& send_slots;
+  SlotPool& receive_slots;
+};
+
+// One communicator and what goes through it, in order. Transport thread only.
+class NcclLink final : public Link {
+ public:
+  // `self`: null between processes. Starts building the communicator.
+  [[nodiscard]] static Result<std::unique_ptr<NcclLink>> create(const NcclShared& shared,
+                                                                bool sender, const ncclUniqueId& id,
+                                                                std::shared_ptr<SelfPair> self);
+  ~NcclLink() override;  // aborts what is under way
+
+  std::string detail() const override { return self_ ? "one GPU" : "peer GPU"; }
+  Result<bool> ready() override;
+  bool busy() const override;
+  Result<std::optional<Staged>> stage(std::span<Piece> pieces) override;
+  Status launch(uint64_t slot) override;
+  void abandon(uint64_t slot) override;
+  Result<uint64_t> accept(std::string_view note, std::span<Piece> pieces) override;
+  Result<bool> grant(uint64_t arrival, std::span<Piece> pieces) override;
+  bool needs_go() const override { return true; }
+  Result<bool> arrived(uint64_t arrival) override;
+  void release(uint64_t arrival) override;
+
+ private:
+  static constexpr uint64_t kGreeting = 0;  // the first operation, which connects the GPUs
+  struct Message {
+    std::byte* data = nullptr;
+    size_t bytes = 0;
+  };
+  struct Operation {
+    uint64_t slot = 0;
+    Message message;
+    std::byte* self_receive = nullptr;
+    cuda::Event done;
+  };
+  explicit NcclLink(const NcclShared& shared, bool sender) : shared_(shared), sender_(sender) {}
+  Status pump();
+  Result<bool> settled();  // the communicator has taken what was last asked of it
+  Status issue(const Operation& op);
+  void complete(const Operation& op);
+
+  const NcclShared shared_;
+  const bool sender_;
+  std::shared_ptr<SelfPair> self_;
+  SteadyClock clock_;  // of the device's time, not of the cluster's
+  ncclComm_t comm_ = nullptr;
+  cuda::Stream stream_;
+  cuda::DeviceBuffer greeting_;
+  bool built_ = false;
+  bool greeted_ = false;
+  bool issuing_ = false;           // operations_.front() was issued and is not in the stream yet
+  std::deque<Operation> waiting_;  // not issued
+  std::deque<Operation> flying_;   // in the stream
+  TimePoint progress_at_{};        // when the last operation ended or began to wait
+  std::map<uint64_t, Message> staged_;    // sender: slots that wait for a go or are under way
+  std::map<uint64_t, Message> arrivals_;  // receiver: accepted, with a slot once granted
+  std::set<uint64_t> arrived_;
+  uint64_t last_slot_ = 0;
+};
+
+}  // namespace tandem::transport

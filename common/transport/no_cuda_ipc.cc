@@ -1,0 +1,11 @@
+#include "common/transport/device_transports.h"
+
+namespace tandem::transport {
+
+Result<std::unique_ptr<Transport>> create_cuda_ipc_transport(const DeviceTransportOptions&,
+                                                             const TransportDeps&) {
+  return fail(ErrorCode::kUnsupported, "cuda_ipc: this program was built without CUDA",
+              "transport.kind");
+}
+
+}  // namespace tandem::transport

@@ -1,0 +1,393 @@
+// KV push between two processes with a GPU each (or one GPU for both), by message size, against a
+// plain copy between the same memories in the same run. A message is what a layer posts: whole
+// pages of 64 KiB, in a row or scattered over the pool.
+//
+//   multi_gpu_transport_bench [--from GPU] [--to GPU] [--largest MIB] [--processes 1|2]
+//                          [--variants a,b,...]
+#include <cuda_runtime_api.h>
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "common/base/fd.h"
+#include "common/transport/cuda_ipc/ipc_fabric.h"
+#include "common/transport/direct/direct_transport.h"
+#include "common/transport/nccl/nccl_fabric.h"
+
+extern char** environ;  // NOLINT(readability-redundant-declaration): POSIX leaves it to the program
+
+namespace tandem::transport {
+namespace {
+
+constexpr Generation kSender{1};
+constexpr Generation kReceiver{2};
+constexpr int kRepeats = 5;
+constexpr size_t kPage = 64u << 10;
+
+kv::KvLayout layout_of(uint32_t messages) { return {messages, 8, 128, kv::KvFormat::kBf16}; }
+
+void must(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+  std::_Exit(1);
+}
+
+class Events final : public TransportEvents {
+ public:
+  void on_received(TransferId, std::string, const ReceiveStats&) override { done({}); }
+  void on_receive_failed(TransferId, Error error) override { fail(error); }
+  void on_sent(TransferId, const SendStats& stats) override { done(stats); }
+  void on_send_failed(TransferId, Error error) override { fail(error); }
+  SendStats wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return !stats_.empty(); });
+    const SendStats stats = stats_.back();
+    stats_.pop_back();
+    return stats;
+  }
+
+ private:
+  void done(const SendStats& stats) {
+    std::lock_guard lock(mutex_);
+    stats_.push_back(stats);
+    changed_.notify_all();
+  }
+  static void fail(const Error& error) {
+    std::fprintf(stderr, "transfer failed: %s\n", error.to_string().c_str());
+    std::_Exit(1);
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<SendStats> stats_;
+};
+
+// "ipc", "ipc:BLOCKS" (kernel only), "ipc:engine" (copy engine for everything), "nccl".
+Result<std::unique_ptr<Fabric>> make_fabric(const std::string& variant, int gpu,
+                                            std::span<std::byte> memory) {
+  DeviceCopier::Options copier{.device = gpu};
+  const size_t colon = variant.find(':');
+  if (variant == "nccl") return create_nccl_fabric({.copier = copier});
+  const std::string extra = colon == std::string::npos ? "" : variant.substr(colon + 1);
+  if (extra == "engine") {
+    copier.engine_bytes = 1;
+  } else if (!extra.empty()) {
+    copier.blocks = static_cast<uint32_t>(std::stoul(extra));
+    copier.engine_bytes = SIZE_MAX;
+  }
+  return create_ipc_fabric({.copier = copier, .memory = {memory}});
+}
+
+struct Side {
+  Side(const std::string& variant, int gpu, size_t bytes, Generation self) {
+    must(cudaSetDevice(gpu), "cudaSetDevice");
+    void* data = nullptr;
+    must(cudaMalloc(&data, bytes), "cudaMalloc");
+    must(cudaMemset(data, static_cast<int>(self.value), bytes), "cudaMemset");
+    must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    memory = {static_cast<std::byte*>(data), bytes};
+    auto fabric = make_fabric(variant, gpu, memory);
+    if (!fabric) {
+      std::fprintf(stderr, "%s\n", fabric.error().to_string().c_str());
+      std::_Exit(1);
+    }
+    auto opened = create_direct_transport(
+        std::move(*fabric),
+        {.self = self, .clock = clock, .events = events, .limits = {.max_queued_frames = 1u << 20}},
+        [](const std::string& w) { std::cerr << w << "\n"; });
+    if (!opened) {
+      std::fprintf(stderr, "%s\n", opened.error().to_string().c_str());
+      std::_Exit(1);
+    }
+    transport = std::move(*opened);
+  }
+  // Where page i of a transfer lies.
+  std::byte* page(size_t i, bool scattered, uint64_t seed) {
+    if (scattered && order.empty()) {
+      order.resize(memory.size() / kPage);
+      std::iota(order.begin(), order.end(), 0u);
+      std::shuffle(order.begin(), order.end(), std::mt19937_64(seed));
+    }
+    return memory.data() + kPage * (scattered ? order[i] : i);
+  }
+  SteadyClock clock;
+  Events events;
+  std::span<std::byte> memory;
+  std::vector<uint32_t> order;
+  std::unique_ptr<Transport> transport;
+};
+
+ReceivePlan plan_of(Side& side, TransferId id, uint32_t messages, uint32_t pages, bool scattered) {
+  ReceivePlan plan{.id = id,
+                   .sender = kSender,
+                   .layout = layout_of(messages),
+                   .pages = pages,
+                   .deadline = std::chrono::minutes(1)};
+  plan.destination = [&side, pages, scattered](uint32_t layer, uint32_t page) {
+    return std::span(side.page(size_t{layer} * pages + page, scattered, 2), kPage);
+  };
+  return plan;
+}
+
+// Child: answers "open ID MESSAGES PAGES SCATTERED" until its input ends.
+int receive(const std::string& variant, int gpu, size_t bytes) {
+  Side side(variant, gpu, bytes, kReceiver);
+  const std::string address = side.transport->address();
+  std::printf("%zu\n", address.size());
+  std::fwrite(address.data(), 1, address.size(), stdout);
+  std::fflush(stdout);
+  std::string line;
+  while (std::getline(std::cin, line)) {
+    std::istringstream words(line);
+    uint64_t id = 0;
+    uint32_t messages = 0;
+    uint32_t pages = 0;
+    bool scattered = false;
+    words >> id >> messages >> pages >> scattered;
+    const Status opened =
+        side.transport->open_receive(plan_of(side, TransferId{id}, messages, pages, scattered));
+    std::printf(opened ? "open\n" : "refused\n");
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
+struct Child {
+  pid_t pid = 0;
+  FILE* in = nullptr;
+  FILE* out = nullptr;
+  std::string line() const {
+    char text[256] = {};
+    return std::fgets(text, sizeof(text), out) != nullptr ? text : "";
+  }
+};
+
+Child spawn(std::vector<std::string> words) {
+  int to[2];
+  int from[2];
+  if (pipe2(to, O_CLOEXEC) != 0 || pipe2(from, O_CLOEXEC) != 0) std::_Exit(1);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, to[0], 0);
+  posix_spawn_file_actions_adddup2(&actions, from[1], 1);
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  Child child;
+  if (posix_spawn(&child.pid, argv[0], &actions, nullptr, argv.data(), environ) != 0) std::_Exit(1);
+  posix_spawn_file_actions_destroy(&actions);
+  close(to[0]);
+  close(from[1]);
+  child.in = fdopen(to[1], "w");
+  child.out = fdopen(from[0], "r");
+  return child;
+}
+
+// The receiver is a process of its own, or, without one, a transport of this process: processes
+// that share a GPU take turns on it, which hides what a transport costs.
+struct Pair {
+  Pair(const char* self, const std::string& variant, int from, int to, size_t bytes,
+       bool one_process)
+      : side(variant, from, bytes, kSender) {
+    if (one_process) {
+      receiver = std::make_unique<Side>(variant, to, bytes, kReceiver);
+      address = receiver->transport->address();
+      return;
+    }
+    child = spawn({self, "--receive", variant, std::to_string(to), std::to_string(bytes)});
+    address.resize(std::strtoull(child.line().c_str(), nullptr, 10));
+    if (std::fread(address.data(), 1, address.size(), child.out) != address.size()) std::_Exit(1);
+  }
+  ~Pair() {
+    if (child.in != nullptr) {
+      std::fclose(child.in);
+      waitpid(child.pid, nullptr, 0);
+    }
+    side.transport.reset();
+    cudaFree(side.memory.data());
+    if (receiver == nullptr) return;
+    receiver->transport.reset();
+    cudaFree(receiver->memory.data());
+  }
+  void open_receive(TransferId id, uint32_t messages, uint32_t pages, bool scattered) {
+    if (receiver != nullptr) {
+      if (!receiver->transport->open_receive(plan_of(*receiver, id, messages, pages, scattered))) {
+        std::_Exit(1);
+      }
+      return;
+    }
+    std::fprintf(child.in, "%llu %u %u %d\n", static_cast<unsigned long long>(id.value), messages,
+                 pages, scattered ? 1 : 0);
+    std::fflush(child.in);
+    if (child.line() != "open\n") std::_Exit(1);
+  }
+  // Seconds from the first post to the last acknowledgement.
+  double push(uint32_t messages, uint32_t pages, bool scattered) {
+    const TransferId id{++last};
+    open_receive(id, messages, pages, scattered);
+    Transport& t = *side.transport;
+    Status status = t.open_send({.id = id,
+                                 .receiver = kReceiver,
+                                 .address = address,
+                                 .layout = layout_of(messages),
+                                 .pages = pages,
+                                 .tail_rows = 0,
+                                 .deadline = std::chrono::minutes(1)});
+    std::vector<std::span<const std::byte>> spans(pages);
+    for (uint32_t m = 0; m < messages && status; ++m) {
+      for (uint32_t p = 0; p < pages; ++p) {
+        spans[p] = {side.page(size_t{m} * pages + p, scattered, 1), kPage};
+      }
+      status = t.post_pages(id, m, 0, spans);
+    }
+    if (status) status = t.post_commit(id, "");
+    if (!status) {
+      std::fprintf(stderr, "%s\n", status.error().to_string().c_str());
+      std::_Exit(1);
+    }
+    return to_seconds(side.events.wait().elapsed);
+  }
+  double median(uint32_t messages, uint32_t pages, bool scattered) {
+    (void)push(messages, pages, scattered);
+    std::vector<double> times;
+    for (int i = 0; i < kRepeats; ++i) times.push_back(push(messages, pages, scattered));
+    std::ranges::sort(times);
+    return times[kRepeats / 2];
+  }
+  Child child;
+  Side side;
+  std::unique_ptr<Side> receiver;
+  std::string address;
+  uint64_t last = 0;
+};
+
+// GB/s of copies of `size` enqueued one after the other, the destination's GPU pulling.
+double plain_copy(int from, int to, size_t size, size_t total) {
+  void* a = nullptr;
+  void* b = nullptr;
+  must(cudaSetDevice(from), "cudaSetDevice");
+  must(cudaMalloc(&a, total), "cudaMalloc");
+  must(cudaMemset(a, 1, total), "cudaMemset");
+  must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  must(cudaSetDevice(to), "cudaSetDevice");
+  if (from != to) (void)cudaDeviceEnablePeerAccess(from, 0);
+  (void)cudaGetLastError();
+  must(cudaMalloc(&b, total), "cudaMalloc");
+  cudaStream_t stream = nullptr;
+  cudaEvent_t start = nullptr;
+  cudaEvent_t stop = nullptr;
+  must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  must(cudaEventCreate(&start), "event");
+  must(cudaEventCreate(&stop), "event");
+  std::vector<float> times;
+  for (int i = 0; i <= kRepeats; ++i) {
+    must(cudaEventRecord(start, stream), "record");
+    for (size_t at = 0; at < total; at += size) {
+      must(cudaMemcpyAsync(static_cast<char*>(b) + at, static_cast<char*>(a) + at, size,
+                           cudaMemcpyDefault, stream),
+           "copy");
+    }
+    must(cudaEventRecord(stop, stream), "record");
+    must(cudaEventSynchronize(stop), "wait");
+    float ms = 0;
+    must(cudaEventElapsedTime(&ms, start, stop), "time");
+    if (i > 0) times.push_back(ms);
+  }
+  std::ranges::sort(times);
+  must(cudaFree(a), "free");
+  must(cudaFree(b), "free");
+  return static_cast<double>(total) / times[kRepeats / 2] / 1e6;
+}
+
+struct Options {
+  int from = 0;
+  int to = 0;
+  size_t largest = 256;  // MiB
+  bool one_process = false;
+  std::vector<std::string> variants = {"ipc", "ipc:8", "ipc:16", "ipc:24", "ipc:48", "ipc:engine"};
+};
+
+int run(const char* self, const Options& options) {
+  const size_t most = std::max<size_t>(options.largest, 256) << 20;
+  std::vector<size_t> sizes;
+  for (size_t s = kPage; s <= options.largest << 20; s *= s < (1u << 20) ? 4 : 8)
+    sizes.push_back(s);
+  std::map<size_t, double> plain;
+  std::printf("%-12s", "GB/s");
+  for (const size_t s : sizes) std::printf(" %8zuK", s >> 10);
+  std::printf("\n%-12s", "plain copy");
+  for (const size_t s : sizes) {
+    const size_t total = std::min(most, std::max(s, s * 128));
+    plain[s] = plain_copy(options.from, options.to, s, total);
+    std::printf(" %9.1f", plain[s]);
+  }
+  std::printf("\n");
+  for (const std::string& variant : options.variants) {
+    Pair pair(self, variant, options.from, options.to, most, options.one_process);
+    for (const bool scattered : {false, true}) {
+      std::printf("%-12s", (variant + (scattered ? " s" : "")).c_str());
+      std::string latency;
+      for (const size_t s : sizes) {
+        const auto pages = static_cast<uint32_t>(s / kPage);
+        const auto messages = static_cast<uint32_t>(std::clamp<size_t>(most / s, 1, 128));
+        const double seconds = pair.median(messages, pages, scattered);
+        std::printf(" %9.1f",
+                    static_cast<double>(messages) * static_cast<double>(s) / seconds / 1e9);
+        char text[32];
+        std::snprintf(text, sizeof(text), " %8.0fus", pair.median(1, pages, scattered) * 1e6);
+        latency += text;
+      }
+      std::printf("\n%-12s%s\n", "  one alone", latency.c_str());
+      std::fflush(stdout);
+    }
+    std::printf("  %s\n", pair.side.transport->detail().c_str());
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace tandem::transport
+
+int main(int argc, char** argv) {
+  using namespace tandem::transport;
+  if (argc == 5 && std::string_view(argv[1]) == "--receive") {
+    return receive(argv[2], std::atoi(argv[3]), std::strtoull(argv[4], nullptr, 10));
+  }
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (i + 1 == argc) {
+      std::fprintf(stderr,
+                   "usage: multi_gpu_transport_bench [--from GPU] [--to GPU] [--largest MIB] "
+                   "[--processes 1|2] [--variants ipc,ipc:16,ipc:engine,nccl]\n");
+      return 2;
+    }
+    const char* value = argv[++i];
+    if (word == "--from") options.from = std::atoi(value);
+    if (word == "--to") options.to = std::atoi(value);
+    if (word == "--largest") options.largest = std::strtoull(value, nullptr, 10);
+    if (word == "--processes") options.one_process = std::atoi(value) == 1;
+    if (word == "--variants") {
+      options.variants.clear();
+      std::istringstream list(value);
+      for (std::string v; std::getline(list, v, ',');) options.variants.push_back(v);
+    }
+  }
+  return run(argv[0], options);
+}
