@@ -228,6 +228,7 @@ __device__ __forceinline__ void multiply(float (&sums)[2][kColumns / 8][4], uint
 }
 
 // Sum of the eight warps for weight row `r` of the tile and activation row `c`.
+// Not fused with the addition of a bias, which the compiler would do in some variants only.
 template <int kColumns>
 __device__ __forceinline__ float total(const Memory& memory, int r, int c) {
   const float* sums = memory.sums;
@@ -235,7 +236,7 @@ __device__ __forceinline__ float total(const Memory& memory, int r, int c) {
 #pragma unroll
   for (int w = 0; w < static_cast<int>(kSmallWarps); ++w)
     sum += sums[(w * static_cast<int>(kSmallTileRows) + r) * kColumns + c];
-  return sum * memory.factors[c];
+  return __fmul_rn(sum, memory.factors[c]);
 }
 
 __device__ __forceinline__ float bias_of(const Task& task, int output) {
