@@ -199,13 +199,10 @@ __device__ __forceinline__ int scan(int value, int* warp_sums, int t) {
 
 // One block numbers the members by expert and cuts them into tiles. The order of one expert's
 // members is whatever it is: no result depends on it.
-__global__ void __launch_bounds__(kGroupThreads) group_kernel(Moe task, int tile_rows) {
+__device__ __forceinline__ void group(const Moe& task, int tile_rows, int t) {
   __shared__ int counts[kMaxExperts];
   __shared__ int warp_sums[kGroupThreads / 32];
-  allow_next();
-  const auto t = static_cast<int>(threadIdx.x);
   counts[t] = 0;
-  wait_for_previous();
   __syncthreads();
   const auto k = static_cast<int>(task.shapes.experts_per_token);
   const int members = static_cast<int>(task.rows) * k;
@@ -233,6 +230,23 @@ __global__ void __launch_bounds__(kGroupThreads) group_kernel(Moe task, int tile
     }
     task.buffers.places[i] = place;
   }
+}
+
+__global__ void __launch_bounds__(kGroupThreads) group_kernel(Moe task, int tile_rows) {
+  allow_next();
+  wait_for_previous();
+  group(task, tile_rows, static_cast<int>(threadIdx.x));
+}
+
+// Both at once, where one block's warps choose for all rows about as fast as many blocks would.
+__global__ void __launch_bounds__(kGroupThreads) choose_and_group_kernel(Moe task, int tile_rows) {
+  allow_next();
+  wait_for_previous();
+  const auto t = static_cast<int>(threadIdx.x);
+  for (int row = t / 32; row < static_cast<int>(task.rows); row += kGroupThreads / 32)
+    choose<8>(task, row, t % 32);
+  __syncthreads();
+  group(task, tile_rows, t);
 }
 static_assert(kGroupThreads == kMaxExperts);
 
@@ -293,11 +307,14 @@ cudaError_t moe_route(const Moe& task, cudaStream_t stream) {
   cudaError_t error = launch_chained(few ? router_kernel<1> : router_kernel<kRouterPerWarp>, grid,
                                      dim3(kThreads), shared, stream, task);
   if (error != cudaSuccess) return error;
+  constexpr auto kTile = static_cast<int>(kMoeTileRows);
+  if (few && shapes.experts <= 256)
+    return launch_chained(choose_and_group_kernel, dim3(1), dim3(kGroupThreads), 0, stream, task,
+                          kTile);
   error = launch_chained(shapes.experts <= 256 ? choose_kernel<8> : choose_kernel<32>,
                          dim3(ceil_div(task.rows, kWarps)), dim3(kThreads), 0, stream, task);
   if (error != cudaSuccess) return error;
-  return launch_chained(group_kernel, dim3(1), dim3(kGroupThreads), 0, stream, task,
-                        static_cast<int>(kMoeTileRows));
+  return launch_chained(group_kernel, dim3(1), dim3(kGroupThreads), 0, stream, task, kTile);
 }
 
 cudaError_t moe_combine(const Moe& task, cudaStream_t stream) {

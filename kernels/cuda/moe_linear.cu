@@ -8,14 +8,15 @@
 #include "kernels/cuda/rows.cuh"
 
 // Products of gathered rows with the weights of the expert they chose. Blocks walk over (tile of up
-// to 64 rows, 256 outputs) in an order that keeps a tile's rows and an expert's weights in the L2
-// cache; cp.async fills four stages of 32 inputs each, eight warps of 32 x 64 results multiply.
+// to 64 rows, 128 outputs) in an order that keeps a tile's rows and an expert's weights in the L2
+// cache; cp.async fills four stages of 64 inputs (whole lines) each, eight warps of 32 x 32 results
+// multiply. Two blocks a multiprocessor, so that one loads while the other ends.
 namespace tandem::cuda {
 namespace {
 
 constexpr int kTileRows = static_cast<int>(kMoeTileRows);
-constexpr int kTileOutputs = 256;
-constexpr int kChunk = 32;
+constexpr int kTileOutputs = 128;
+constexpr int kChunk = 64;
 constexpr int kStages = 4;
 constexpr int kThreads = 256;
 constexpr int kPitch = kChunk * 2 + 16;  // bytes; 8 rows of a matrix then lie in different banks
@@ -47,33 +48,38 @@ __device__ __forceinline__ void copies_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
-// Which pieces of a chunk a thread copies: 4 pieces of 16 bytes a row, 64 rows a turn.
+// Which pieces of a chunk a thread copies: 8 pieces of 16 bytes a row, 32 rows a turn.
+constexpr int kPieces = kChunk / 8;
+constexpr int kTurnRows = kThreads / kPieces;
 struct Sources {
-  const __nv_bfloat16* x;
-  const __nv_bfloat16* weights[kTileOutputs / 64];
-  uint32_t real;  // bit i: weights[i]; bit 31: x
+  const __nv_bfloat16* x[kTileRows / kTurnRows];
+  const __nv_bfloat16* weights[kTileOutputs / kTurnRows];
+  uint32_t real;  // bit i: weights[i]; bit 16 + i: x[i]
 };
 
 __device__ __forceinline__ void load_chunk(const Sources& s, uint32_t stage, int at, int in,
                                            int t) {
-  const int column = at + t % 4 * 8;
+  const int column = at + t % kPieces * 8;
   const bool inside = column < in;
-  const uint32_t to = stage + static_cast<uint32_t>(t / 4 * kPitch + t % 4 * 16);
+  const uint32_t to = stage + static_cast<uint32_t>(t / kPieces * kPitch + t % kPieces * 16);
   const int offset = inside ? column : 0;
-  copy_async(to, s.x + offset, inside && (s.real >> 31 & 1));
 #pragma unroll
-  for (int i = 0; i < kTileOutputs / 64; ++i)
-    copy_async(to + static_cast<uint32_t>((kTileRows + i * 64) * kPitch), s.weights[i] + offset,
-               inside && (s.real >> i & 1));
+  for (int i = 0; i < kTileRows / kTurnRows; ++i)
+    copy_async(to + static_cast<uint32_t>(i * kTurnRows * kPitch), s.x[i] + offset,
+               inside && (s.real >> (16 + i) & 1));
+#pragma unroll
+  for (int i = 0; i < kTileOutputs / kTurnRows; ++i)
+    copy_async(to + static_cast<uint32_t>((kTileRows + i * kTurnRows) * kPitch),
+               s.weights[i] + offset, inside && (s.real >> i & 1));
 }
 
-__device__ __forceinline__ void multiply_chunk(float (&sums)[2][8][4], uint32_t stage, int rows,
+__device__ __forceinline__ void multiply_chunk(float (&sums)[2][4][4], uint32_t stage, int rows,
                                                int warp, int lane) {
   const uint32_t x =
       stage + static_cast<uint32_t>((warp % 2 * 32 + lane % 16) * kPitch + lane / 16 * 16);
   const uint32_t weights =
       stage +
-      static_cast<uint32_t>((kTileRows + warp / 2 * 64 + lane % 8 + lane / 16 * 8) * kPitch +
+      static_cast<uint32_t>((kTileRows + warp / 2 * 32 + lane % 8 + lane / 16 * 8) * kPitch +
                             lane / 8 % 2 * 16);
 #pragma unroll
   for (int k = 0; k < kChunk / 16; ++k) {
@@ -82,7 +88,7 @@ __device__ __forceinline__ void multiply_chunk(float (&sums)[2][8][4], uint32_t 
     for (int m = 0; m < 2; ++m)
       load_matrices(a[m], x + static_cast<uint32_t>(m * 16 * kPitch + k * 32));
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+    for (int n = 0; n < 2; ++n) {
       uint32_t b[4];  // outputs n*16 ..+7: b[0], b[1]; +8 ..+15: b[2], b[3]
       load_matrices(b, weights + static_cast<uint32_t>(n * 16 * kPitch + k * 32));
 #pragma unroll
@@ -96,7 +102,7 @@ __device__ __forceinline__ void multiply_chunk(float (&sums)[2][8][4], uint32_t 
 }
 
 template <bool kSilu>
-__device__ __forceinline__ void store(const Task& task, const float (&sums)[2][8][4],
+__device__ __forceinline__ void store(const Task& task, const float (&sums)[2][4][4],
                                       const ExpertTile& tile, int first_output, int warp,
                                       int lane) {
 #pragma unroll
@@ -106,8 +112,8 @@ __device__ __forceinline__ void store(const Task& task, const float (&sums)[2][8
       const int row = warp % 2 * 32 + m * 16 + h * 8 + lane / 4;
       if (row >= tile.count) continue;
 #pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        const int output = first_output + warp / 2 * 64 + n * 8 + lane % 4 * 2;
+      for (int n = 0; n < 4; ++n) {
+        const int output = first_output + warp / 2 * 32 + n * 8 + lane % 4 * 2;
         if (output >= task.out) continue;
         const float first = sums[m][n][h * 2];
         const float second = sums[m][n][h * 2 + 1];
@@ -137,18 +143,23 @@ __global__ void __launch_bounds__(kThreads, 2) moe_linear_kernel(Task task) {
     const ExpertTile tile = task.tiles[item / parts];
     const int first_output = item % parts * kTileOutputs;
     Sources sources;
-    sources.real = t / 4 < tile.count ? 1U << 31 : 0U;
-    const int member = tile.first + min(t / 4, tile.count - 1);
-    const int64_t row = task.x_index != nullptr ? task.x_index[member] : member;
-    sources.x = task.x + row * task.in;
+    sources.real = 0;
 #pragma unroll
-    for (int i = 0; i < kTileOutputs / 64; ++i) {
-      const int output = first_output + i * 64 + t / 4;
+    for (int i = 0; i < kTileRows / kTurnRows; ++i) {
+      const int r = i * kTurnRows + t / kPieces;
+      if (r < tile.count) sources.real |= 1U << (16 + i);
+      const int member = tile.first + min(r, tile.count - 1);
+      const int64_t row = task.x_index != nullptr ? task.x_index[member] : member;
+      sources.x[i] = task.x + row * task.in;
+    }
+#pragma unroll
+    for (int i = 0; i < kTileOutputs / kTurnRows; ++i) {
+      const int output = first_output + i * kTurnRows + t / kPieces;
       if (output < task.out) sources.real |= 1U << i;
       sources.weights[i] =
           task.weight + (int64_t{tile.expert} * task.out + min(output, task.out - 1)) * task.in;
     }
-    float sums[2][8][4] = {};
+    float sums[2][4][4] = {};
 #pragma unroll
     for (int s = 0; s < kStages - 1; ++s) {
       if (s < chunks)
