@@ -6,6 +6,7 @@
 
 #include "common/engine/cuda/bench/device_bench.h"
 #include "common/engine/cuda/bench/step_bench.h"
+#include "common/engine/cuda/bench/transfer_bench.h"
 #include "tools/bench/device_report.h"
 
 namespace tandem::bench {
@@ -69,6 +70,51 @@ void steps(StepFlags& flags) {
   printer.finish(*ceilings);
 }
 
+struct TransferFlags {
+  TransferBenchOptions options;
+  bool json = false;
+  std::vector<std::string> receive;  // transport, device, MiB, folders …: the other end
+};
+
+void transfer(const TransferFlags& flags) {
+  if (!flags.receive.empty()) {
+    const auto& words = flags.receive;
+    if (words.size() < 3)
+      stop("transfer", make_error(ErrorCode::kInvalidArgument, "--receive is not for users"));
+    const auto number = [](const std::string& text) {
+      return static_cast<uint32_t>(std::strtoul(text.c_str(), nullptr, 10));
+    };
+    const Status done = receive_transfers(words[0], static_cast<int>(number(words[1])),
+                                          number(words[2]), {words.begin() + 3, words.end()});
+    if (!done) stop("transfer", done.error());
+    return;
+  }
+  Printer printer(flags.json);
+  const auto ceilings = bench_transfers(
+      flags.options, {"/proc/self/exe", "bench", "transfer", "--receive"}, printer.sink());
+  if (!ceilings) stop("transfer", ceilings.error());
+  printer.finish(*ceilings);
+}
+
+void add_transfer_command(CLI::App& bench) {
+  CLI::App* command = bench.add_subcommand(
+      "transfer", "Measure how fast KV travels between two processes, by message size");
+  auto flags = std::make_shared<TransferFlags>();
+  TransferBenchOptions& o = flags->options;
+  command->add_option("--from", o.from, "Card of the sending process")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--to", o.to, "Card of the receiving process; may be the same")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--transport", o.transports, "cuda_ipc, nccl; may be repeated");
+  command->add_option("--largest", o.largest_mib, "Largest message in MiB")
+      ->check(CLI::Range(1, 16384));
+  command->add_option("--libraries", o.libraries, "Folders searched for NCCL first");
+  command->add_flag("--json", flags->json, "Print one JSON object");
+  command->add_option("--receive", flags->receive, "The other end, started by this command")
+      ->group("");  // hidden
+  command->callback([flags] { transfer(*flags); });
+}
+
 void add_step_command(CLI::App& bench) {
   CLI::App* command = bench.add_subcommand(
       "step", "Measure whole steps of the CUDA engine: decoding at several batches, prefill");
@@ -99,6 +145,7 @@ void add_step_command(CLI::App& bench) {
 
 void add_device_commands(CLI::App& bench) {
   add_step_command(bench);
+  add_transfer_command(bench);
   CLI::App* command = bench.add_subcommand(
       "kernels", "Measure each CUDA kernel at the shapes of Qwen2-7B against the card's ceilings");
   auto flags = std::make_shared<KernelFlags>();

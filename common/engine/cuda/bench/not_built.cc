@@ -1,4 +1,5 @@
 #include "common/engine/cuda/bench/device_bench.h"
+#include "common/engine/cuda/bench/transfer_bench.h"
 
 namespace tandem::bench {
 namespace {
@@ -17,6 +18,15 @@ Result<Ceilings> bench_kernels(const KernelBenchOptions& /*options*/, const RowS
 }
 Result<double> product_seconds(const KernelBenchOptions& /*options*/, const LayerShape& /*shape*/,
                                uint32_t /*rows*/) {
+  return not_built();
+}
+Result<Ceilings> bench_transfers(const TransferBenchOptions& /*options*/,
+                                 const std::vector<std::string>& /*program*/,
+                                 const RowSink& /*sink*/) {
+  return not_built();
+}
+Status receive_transfers(const std::string& /*transport*/, int /*device*/, uint32_t /*largest*/,
+                         const std::vector<std::string>& /*libraries*/) {
   return not_built();
 }
 
