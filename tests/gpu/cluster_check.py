@@ -4,7 +4,7 @@
 Needs a card and the installed programs (TANDEM_TEST_BIN names their folder); nothing but Python's standard library.
 usage: cluster_check.py [--quick] [--transport KIND]...     exit code 0: all passed; 77: no card here
   --quick       only the text that clusters give
-  --transport   instead of cuda_ipc: which to try, one cluster each
+  --transport   instead of cuda_ipc and ucx: which to try, one cluster each
 """
 import json
 import os
@@ -118,7 +118,7 @@ def bad_devices(folder):
 def main():
     TRANSPORTS.extend(b for a, b in zip(sys.argv, sys.argv[1:]) if a == "--transport")
     if not TRANSPORTS:
-        TRANSPORTS.append("cuda_ipc")
+        TRANSPORTS.extend(["cuda_ipc", "ucx"])
     doctor = json.loads(harness.tandem("doctor", "--json", check=False).stdout or "{}")
     if '"devices": []' in json.dumps(doctor):
         print("no card here")
