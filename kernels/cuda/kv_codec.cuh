@@ -164,6 +164,92 @@ __device__ inline uint64_t fit_page_channel(const float (&x)[kPageTokens], Grid&
   return levels;
 }
 
+// ---- runs: eight values a lane, a group spread over kLanes neighbouring lanes ----
+
+constexpr uint32_t kRun = 8;
+
+template <typename Op>
+__device__ __forceinline__ float lanes_reduce(float x, uint32_t lanes, const Op& op) {
+  for (uint32_t i = lanes / 2; i > 0; i /= 2) x = op(x, __shfl_xor_sync(kAllLanes, x, i));
+  return x;
+}
+__device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
+__device__ __forceinline__ float smaller(float a, float b) { return fminf(a, b); }
+
+// Sum of squared errors of this lane's levels under one candidate. No level can leave 0 .. 15: the
+// candidates move the ends of the grid by less than half a step. Where the rounding to a level is a
+// tie, both ways give the same square, so it need not be the codec's; all numbers are exact.
+template <size_t kIndex>
+__device__ __forceinline__ float run_cost(const float (&u)[kRun]) {
+  constexpr kv::FitCandidate c = kv::kFitCandidates[kIndex];
+  constexpr float kRound = 0x1.8p23F;  // adding it rounds to an integer
+  static_assert(c.offset * 2 < c.step && (kv::kFitUnits - c.offset) * 2 < 31 * c.step);
+  float cost = 0.0F;
+#pragma unroll
+  for (uint32_t i = 0; i < kRun; ++i) {
+    const float d = u[i] - c.offset;
+    const float t = __fsub_rn(__fmaf_rn(d, 1.0F / c.step, kRound), kRound);
+    const float e = __fmaf_rn(t, -c.step, d);
+    cost = __fmaf_rn(e, e, cost);
+  }
+  return cost;
+}
+
+// Fits a group of kLanes * 8 values; returns this lane's levels, four bits each, the first lowest.
+template <uint32_t kLanes>
+__device__ __forceinline__ uint32_t fit_run(float (&x)[kRun], Grid& grid) {
+  float lo = INFINITY;
+  float high = -INFINITY;
+#pragma unroll
+  for (uint32_t i = 0; i < kRun; ++i) {
+    x[i] = kv_clean(x[i]);
+    lo = fminf(lo, x[i]);
+    high = fmaxf(high, x[i]);
+  }
+  lo = lanes_reduce(lo, kLanes, smaller);
+  const float range = __fsub_rn(lanes_reduce(high, kLanes, larger), lo);
+  const bool flat = range < kv::kMinRange;
+  const float to_units = __fdiv_rn(kv::kFitUnits, flat ? 1.0F : range);
+  float u[kRun];
+#pragma unroll
+  for (uint32_t i = 0; i < kRun; ++i) u[i] = rintf(__fmul_rn(__fsub_rn(x[i], lo), to_units));
+  kv::FitCandidate best{};
+  float best_cost = INFINITY;
+  for_each_candidate([&](auto i) {
+    constexpr kv::FitCandidate candidate = kv::kFitCandidates[decltype(i)::value];
+    const float cost = lanes_reduce(run_cost<decltype(i)::value>(u), kLanes,
+                                    [](float a, float b) { return a + b; });
+    if (cost < best_cost) {
+      best_cost = cost;
+      best = candidate;
+    }
+  });
+  grid = grid_of(best, lo, range);
+  if (flat) grid = {0, half_bits(lo)};
+  const float minimum = half_value(grid.minimum);
+  const float inverse = flat ? 0.0F : __frcp_rn(half_value(grid.scale));
+  uint32_t levels = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < kRun; ++i) levels |= grid_level(x[i], minimum, inverse) << (4 * i);
+  return levels;
+}
+
+// Channels c .. c+7 of one token of a V section, head_dim a multiple of kV4Group. Lanes that are
+// only there for their neighbours' sake do not `write`.
+__device__ __forceinline__ void store_v4_run(float (&x)[kRun], uint32_t head_dim, uint32_t token,
+                                             uint32_t c, bool write, std::byte* section) {
+  Grid grid;
+  const uint32_t levels = fit_run<kv::kV4Group / kRun>(x, grid);
+  if (!write) return;
+  *reinterpret_cast<uint32_t*>(section + (token * head_dim + c) / 2) = levels;
+  if (c % kv::kV4Group != 0) return;
+  const uint32_t groups = head_dim / kv::kV4Group;
+  auto* scales = reinterpret_cast<uint16_t*>(section + kPageTokens * head_dim / 2) +
+                 token * groups + c / kv::kV4Group;
+  scales[0] = grid.scale;
+  scales[kPageTokens * groups] = grid.minimum;
+}
+
 template <typename Bytes>
 __device__ void warp_store_bytes(uint32_t n, std::byte* to, const Bytes& byte_at) {
   const uint32_t lane = threadIdx.x % kWarp;
@@ -205,6 +291,13 @@ __device__ void warp_encode_scaled_row(const float* row, uint32_t head_dim, uint
 __device__ inline void warp_encode_v4_row(const float* row, uint32_t head_dim, uint32_t token,
                                           std::byte* section) {
   const uint32_t lane = threadIdx.x % kWarp;
+  if (head_dim % kv::kV4Group == 0) {
+    const uint32_t c = min(lane * kRun, head_dim - kRun);
+    float x[kRun];
+#pragma unroll
+    for (uint32_t i = 0; i < kRun; ++i) x[i] = row[c + i];
+    return store_v4_run(x, head_dim, token, c, lane * kRun < head_dim, section);
+  }
   const uint32_t groups = kv::v4_groups(head_dim);
   std::byte* nibbles = section + token * (head_dim / 2);
   auto* scales = reinterpret_cast<uint16_t*>(section + kPageTokens * (head_dim / 2));
@@ -256,14 +349,28 @@ __device__ inline void block_encode_k4_page(const float* rows, uint32_t stride, 
                                             uint64_t* levels, std::byte* section) {
   auto* scales = reinterpret_cast<uint16_t*>(section + kPageTokens * (head_dim / 2));
   uint16_t* minima = scales + head_dim;
-  for (uint32_t c = threadIdx.x; c < head_dim; c += blockDim.x) {
-    float x[kPageTokens];
+  if (head_dim % (kWarp / 2) == 0) {  // whole warps: two lanes a channel
+    for (uint32_t i = threadIdx.x; i < 2 * head_dim; i += blockDim.x) {
+      const uint32_t c = i / 2;
+      float x[kRun];
 #pragma unroll
-    for (uint32_t t = 0; t < kPageTokens; ++t) x[t] = kv_clean(rows[t * stride + c]);
-    Grid grid;
-    levels[c] = fit_page_channel(x, grid);
-    scales[c] = grid.scale;
-    minima[c] = grid.minimum;
+      for (uint32_t t = 0; t < kRun; ++t) x[t] = rows[(i % 2 * kRun + t) * stride + c];
+      Grid grid;
+      reinterpret_cast<uint32_t*>(levels)[i] = fit_run<2>(x, grid);
+      if (i % 2 != 0) continue;
+      scales[c] = grid.scale;
+      minima[c] = grid.minimum;
+    }
+  } else {
+    for (uint32_t c = threadIdx.x; c < head_dim; c += blockDim.x) {
+      float x[kPageTokens];
+#pragma unroll
+      for (uint32_t t = 0; t < kPageTokens; ++t) x[t] = kv_clean(rows[t * stride + c]);
+      Grid grid;
+      levels[c] = fit_page_channel(x, grid);
+      scales[c] = grid.scale;
+      minima[c] = grid.minimum;
+    }
   }
   __syncthreads();
   const uint32_t row = head_dim / 2;

@@ -10,7 +10,7 @@
 namespace tandem::cuda {
 namespace {
 
-constexpr uint32_t kWarps = 4;
+constexpr uint32_t kWarps = 8;
 constexpr uint32_t kThreads = kWarps * kWarp;
 
 struct Args {
@@ -109,18 +109,24 @@ __device__ void load_tile(const Args& args, const SequenceSlot& slot, uint32_t p
   const Span span = span_in_page(slot, page);
   const uint32_t first = page * kPageTokens;
   const std::byte* tail = args.layer.tail_head(slot.tail, kv_head);
-  for (uint32_t job = threadIdx.x / kWarp; job < 2 * (span.end - first); job += kWarps) {
-    const uint32_t token = job / 2;
-    const bool key = job % 2 == 0;
-    float* x = (key ? tile.keys : tile.values) + token * head_dim;
-    if (first + token < span.begin) {
-      const std::byte* section = tail + (key ? 0 : args.layer.tail_shape.k_bytes);
-      warp_load_row(reinterpret_cast<const Bf16*>(section) + token * head_dim, head_dim, x);
-    } else if (key) {
-      take_key(args, slot, first + token, kv_head, x);
+  const uint32_t pairs = (span.begin - first) * head_dim / 2;  // of channels, of the earlier rows
+  for (uint32_t i = threadIdx.x; i < 2 * pairs; i += kThreads) {
+    const bool key = i < pairs;
+    const uint32_t at = key ? i : i - pairs;
+    const std::byte* section = tail + (key ? 0 : args.layer.tail_shape.k_bytes);
+    const uint32_t two = reinterpret_cast<const uint32_t*>(section)[at];
+    float* x = (key ? tile.keys : tile.values) + 2 * at;
+    x[0] = __uint_as_float(two << 16);
+    x[1] = __uint_as_float(two & 0xffff0000U);
+  }
+  for (uint32_t job = threadIdx.x / kWarp; job < 2 * (span.end - span.begin); job += kWarps) {
+    const uint32_t position = span.begin + job / 2;
+    if (job % 2 == 0) {
+      float* x = tile.keys + position % kPageTokens * head_dim;
+      take_key(args, slot, position, kv_head, x);
       round_row(x, head_dim);
     } else {
-      take_value(args, slot, first + token, kv_head, x);
+      take_value(args, slot, position, kv_head, tile.values + position % kPageTokens * head_dim);
     }
   }
   __syncthreads();
