@@ -369,6 +369,56 @@ TEST_P(EngineInvariance, QuantizedPagesStayCloseToExactOnes) {
   EXPECT_LT(distance(*coded, *exact), GetParam().exact() ? 2e-4 : 0.4);
 }
 
+// However a backend samples: the tokens and scores are those that sampling.h makes of its logits.
+TEST_P(EngineInvariance, TokensAndScoresAreThoseOfTheLogits) {
+  const auto h = start("llama_llama3_sharded");
+  ASSERT_NE(h, nullptr);
+  const auto prompt = random_tokens(40, 21);
+  const auto logits = h->logits(prompt);
+  ASSERT_TRUE(logits) << logits.error().to_string();
+  const size_t vocab = h->engine().config().vocab;
+  std::vector<engine::SamplingParams> all(5);
+  all[0].temperature = 0;
+  all[1].top_p = 0.8F;
+  all[1].logprobs = 3;
+  all[2].top_k = 5;
+  all[2].repetition_penalty = 1.3F;
+  all[3].presence_penalty = 1.5F;
+  all[3].frequency_penalty = 0.5F;
+  all[3].min_p = 0.05F;
+  all[4].logit_bias = {{7, 3.0F}, {9, -100.0F}};
+  for (engine::SamplingParams& p : all) p.seed = 77;
+  for (const engine::SamplingParams& params : all) {
+    SequenceInput in;
+    in.tokens = prompt;
+    in.blocks = h->blocks(1);
+    in.tail = 1;
+    in.output = StepOutput::kScoreRows;
+    in.score_top = 2;
+    in.sampling = &params;
+    in.history = {prompt, 30, 5};
+    const auto out = h->engine().step({&in, 1}, h->pages());
+    ASSERT_TRUE(out) << out.error().to_string();
+    const auto& scores = (*out)[0].scores;
+    ASSERT_EQ(scores.size(), prompt.size() - 1);
+    for (size_t r = 0; r + 1 < prompt.size(); ++r) {
+      const auto wanted =
+          engine::score(std::span(*logits).subspan(r * vocab, vocab), prompt[r + 1], 2);
+      EXPECT_NEAR(scores[r].logprob, wanted.logprob, 1e-3) << r;
+      ASSERT_EQ(scores[r].top.size(), 2u);
+      EXPECT_EQ(scores[r].top[0].id, wanted.top[0].id) << r;
+    }
+    std::vector<float> last(logits->end() - static_cast<std::ptrdiff_t>(vocab), logits->end());
+    const auto wanted = engine::sample(last, params, in.history);
+    ASSERT_TRUE((*out)[0].token);
+    EXPECT_EQ((*out)[0].token->id, wanted.id);
+    if (params.logprobs >= 0) {
+      EXPECT_NEAR((*out)[0].token->logprob, wanted.logprob, 1e-3);
+    }
+    EXPECT_EQ((*out)[0].token->top.size(), wanted.top.size());
+  }
+}
+
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(EngineInvariance);  // a machine without a card
 INSTANTIATE_TEST_SUITE_P(Formats, EngineInvariance, ::testing::ValuesIn(variants()),
                          [](const auto& instance) { return instance.param.name; });
