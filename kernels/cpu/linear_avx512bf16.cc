@@ -13,7 +13,7 @@ struct Bf16Tile {
   using W = uint16_t;
   static constexpr int kRows = 12;
   static constexpr int kStep = 2;
-  static constexpr int panels(int) { return 2; }
+  static constexpr int panels(int rows) { return panels_of(rows); }
 
   template <int R, int P>
   static void run(const X* x, int64_t x_stride, const W* w, int64_t w_stride, int64_t steps,
@@ -21,15 +21,14 @@ struct Bf16Tile {
     __m512 acc[R][P];
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
+#pragma GCC unroll 8
       for (int p = 0; p < P; ++p)
         acc[r][p] = add ? _mm512_loadu_ps(c + r * c_stride + p * kPanel) : _mm512_setzero_ps();
     for (int64_t s = 0; s < steps; ++s) {
       __m512bh weight[P];
-#pragma GCC unroll 2
+#pragma GCC unroll 8
       for (int p = 0; p < P; ++p) {
         const uint16_t* at = w + p * w_stride + s * 2 * kPanel;
-        if constexpr (R <= kStreamTile) prefetch_stream(at);
         weight[p] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(at));
       }
 #pragma GCC unroll 12
@@ -37,13 +36,13 @@ struct Bf16Tile {
         int pair = 0;
         __builtin_memcpy(&pair, x + r * x_stride + s * 2, sizeof pair);
         const auto both = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
-#pragma GCC unroll 2
+#pragma GCC unroll 8
         for (int p = 0; p < P; ++p) acc[r][p] = _mm512_dpbf16_ps(acc[r][p], both, weight[p]);
       }
     }
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
+#pragma GCC unroll 8
       for (int p = 0; p < P; ++p) _mm512_storeu_ps(c + r * c_stride + p * kPanel, acc[r][p]);
   }
 };

@@ -7,7 +7,7 @@
 // How a linear kernel walks over rows, panels and inputs; included by each instruction set's file,
 // which brings the arithmetic as `Tile`:
 //   static constexpr int kRows;           rows of the largest register tile
-//   static constexpr int panels(int r);   panels that r rows leave registers for: 1 or 2
+//   static constexpr int panels(int r);   panels that r rows leave registers for: 1, 2, 4 or 8
 //   static constexpr int kStep;           inputs per packed step (1 f32, 2 bf16)
 //   using X, W;                           element types of activations and weights
 //   template <int R, int P> static void run(const X* x, int64_t x_stride, const W* w,
@@ -21,34 +21,42 @@ namespace {
 // Inputs per block when there are many rows: 12 rows of bf16 activations then stay in a 32 KiB L1.
 constexpr int64_t kInputBlock = 1024;
 
+constexpr int kMostPanels = 8;
+
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// run() by number of rows, for one panel and for as many as the rows leave registers for.
+// run() by number of rows, and by powers of two of panels as far as the rows leave registers.
 template <typename Tile>
-struct TileTable {
-  using Run = void (*)(const typename Tile::X*, int64_t, const typename Tile::W*, int64_t, int64_t,
-                       bool, float*, int64_t);
-  Run one[Tile::kRows + 1] = {};
-  Run wide[Tile::kRows + 1] = {};
+class TileTable {
+ public:
+  TileTable() { fill<Tile::kRows, Tile::panels(Tile::kRows)>(); }
 
-  TileTable() { fill<Tile::kRows>(); }
-  template <int R>
-  void fill() {
-    one[R] = &Tile::template run<R, 1>;
-    wide[R] = &Tile::template run<R, Tile::panels(R)>;
-    if constexpr (R > 1) fill<R - 1>();
-  }
   // All panels of some rows.
   void run(int64_t rows, const typename Tile::X* x, int64_t x_stride, const typename Tile::W* w,
            int64_t w_stride, int64_t steps, bool add, int64_t panel_count, float* c,
            int64_t c_stride) const {
-    const int64_t step = Tile::panels(static_cast<int>(rows));
     int64_t p = 0;
-    for (; p + step <= panel_count; p += step)
-      wide[rows](x, x_stride, w + p * w_stride, w_stride, steps, add, c + p * kPanel, c_stride);
-    for (; p < panel_count; ++p)
-      one[rows](x, x_stride, w + p * w_stride, w_stride, steps, add, c + p * kPanel, c_stride);
+    int64_t width = Tile::panels(static_cast<int>(rows));
+    for (; width > 0; width /= 2) {
+      const Run tile = runs_[rows][width];
+      for (; p + width <= panel_count; p += width)
+        tile(x, x_stride, w + p * w_stride, w_stride, steps, add, c + p * kPanel, c_stride);
+    }
   }
+
+ private:
+  using Run = void (*)(const typename Tile::X*, int64_t, const typename Tile::W*, int64_t, int64_t,
+                       bool, float*, int64_t);
+  template <int R, int P>
+  void fill() {
+    runs_[R][P] = &Tile::template run<R, P>;
+    if constexpr (P > 1)
+      fill<R, P / 2>();
+    else if constexpr (R > 1)
+      fill<R - 1, Tile::panels(R - 1)>();
+  }
+
+  Run runs_[Tile::kRows + 1][kMostPanels + 1] = {};
 };
 
 template <typename Tile>

@@ -76,9 +76,8 @@ void LinearRunner::run_narrow(int64_t rows, const LinearInput& in, const CpuLine
   const bool round = rounds(weight, out.epilogue);
   const size_t bytes = row_bytes(weight.in, round);
   const auto stride = static_cast<int64_t>(bytes / element_bytes(round));
-  // About eight runs a thread: long enough to stream, short enough to end together.
-  const int64_t grain =
-      std::clamp<int64_t>(panels / (8 * int64_t{pool_.threads()}), 1, kBlockPanels);
+  // Whole tiles of the kernels, which read eight panels side by side for one row.
+  const int64_t grain = std::clamp<int64_t>(panels / int64_t{pool_.threads()}, 1, kBlockPanels);
   for (Scratch& scratch : scratch_) scratch.prepared = false;
   pool_.stream(panels, grain, [&](uint32_t thread, int64_t begin, int64_t end) {
     Scratch& scratch = scratch_[thread];

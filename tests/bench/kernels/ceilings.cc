@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 
 #include "common/base/check.h"
@@ -41,20 +42,19 @@ Ceilings::Ceilings(uint32_t threads, const std::vector<int>& cpus, cpu::CpuIsa i
 }
 
 double Ceilings::read_stream(int rounds) {
-  const auto read = isa_ >= cpu::CpuIsa::kAvx512 ? read_avx512
-                    : isa_ == cpu::CpuIsa::kAvx2 ? read_avx2
-                                                 : read_plain;
   double best = 0;
   std::atomic<uint64_t> sink{0};
-  for (int r = 0; r < rounds; ++r) {
-    const TimePoint start = clock_.now();
-    pool_->split(kPieces, 1, [&](uint32_t, int64_t begin, int64_t end) {
-      const size_t words = kBytes / sizeof(uint64_t) / kPieces;
-      sink += read(buffer_.data() + static_cast<size_t>(begin) * words,
-                   static_cast<size_t>(end - begin) * words);
-    });
-    best = std::max(best, static_cast<double>(kBytes) / to_seconds(clock_.now() - start));
-  }
+  for (int r = 0; r < rounds; ++r)
+    for (const auto read : isa_ == cpu::CpuIsa::kReference ? std::array{read_plain, read_plain}
+                                                           : std::array{read_two, read_eight}) {
+      const TimePoint start = clock_.now();
+      pool_->stream(kPieces, 1, [&](uint32_t, int64_t begin, int64_t end) {
+        const size_t words = kBytes / sizeof(uint64_t) / kPieces;
+        sink += read(buffer_.data() + static_cast<size_t>(begin) * words,
+                     static_cast<size_t>(end - begin) * words);
+      });
+      best = std::max(best, static_cast<double>(kBytes) / to_seconds(clock_.now() - start));
+    }
   return best;
 }
 

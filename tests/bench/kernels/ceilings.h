@@ -36,8 +36,9 @@ class Ceilings {
 double peak_f32_avx2(int64_t iterations);
 double peak_f32_avx512(int64_t iterations);
 double peak_bf16_avx512(int64_t iterations);
-// Sums up the buffer with the widest loads.
-uint64_t read_avx2(const uint64_t* p, size_t words);
-uint64_t read_avx512(const uint64_t* p, size_t words);
+// Sum up the buffer: two streams that are fetched ahead, and eight left to the hardware prefetcher.
+// Which is faster depends on the processor; the ceiling is the better one.
+uint64_t read_two(const uint64_t* p, size_t words);
+uint64_t read_eight(const uint64_t* p, size_t words);
 
 }  // namespace tandem::bench
