@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "common/base/check.h"
+#include "common/model/bounded.h"
 
 namespace tandem::model {
 namespace {
@@ -141,13 +142,7 @@ Result<std::optional<int64_t>> GgufFile::integer(std::string_view key) const {
 
 Result<std::optional<uint32_t>> GgufFile::u32(std::string_view key, uint32_t low,
                                               uint32_t high) const {
-  TANDEM_ASSIGN(const auto v, integer(key));
-  if (!v) return std::nullopt;
-  if (*v < low || *v > high)
-    return fail(error(ErrorCode::kCorruptData, key,
-                      "must be between " + std::to_string(low) + " and " + std::to_string(high) +
-                          ", is " + std::to_string(*v)));
-  return static_cast<uint32_t>(*v);
+  return bounded_u32(*this, key, low, high);
 }
 
 Result<std::optional<double>> GgufFile::number(std::string_view key) const {

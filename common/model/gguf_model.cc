@@ -58,7 +58,7 @@ struct GgufFamily {
   std::string_view name;
   Architecture architecture;
 };
-constexpr GgufFamily kFamilies[] = {{"llama", Architecture::kLlama},
+constexpr GgufFamily kGgufFamilies[] = {{"llama", Architecture::kLlama},
                                     {"qwen2", Architecture::kQwen2},
                                     {"qwen3", Architecture::kQwen3},
                                     {"qwen3moe", Architecture::kQwen3Moe}};
@@ -219,9 +219,9 @@ Status read_tokens(const GgufFile& file, ModelConfig& c) {
 Result<ModelConfig> gguf_config(const GgufFile& file, const GgufTensors& tensors) {
   TANDEM_ASSIGN(const auto name, file.string("general.architecture"));
   if (!name) return fail(file.error(ErrorCode::kCorruptData, "general.architecture", "is missing"));
-  const auto* family = std::find_if(std::begin(kFamilies), std::end(kFamilies),
+  const auto* family = std::find_if(std::begin(kGgufFamilies), std::end(kGgufFamilies),
                                     [&](const GgufFamily& f) { return f.name == *name; });
-  if (family == std::end(kFamilies))
+  if (family == std::end(kGgufFamilies))
     return fail(file.error(ErrorCode::kUnsupported, "general.architecture",
                            "\"" + std::string(name->substr(0, 60)) +
                                "\" is not supported; known are llama, qwen2, qwen3, qwen3moe"));

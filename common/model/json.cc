@@ -7,6 +7,8 @@
 #include <set>
 #include <vector>
 
+#include "common/model/bounded.h"
+
 namespace tandem::model {
 namespace {
 
@@ -138,13 +140,7 @@ Result<std::optional<int64_t>> JsonFields::integer(std::string_view key) const {
 
 Result<std::optional<uint32_t>> JsonFields::u32(std::string_view key, uint32_t low,
                                                 uint32_t high) const {
-  TANDEM_ASSIGN(const auto v, integer(key));
-  if (!v) return std::nullopt;
-  if (*v < low || *v > high)
-    return fail(error(ErrorCode::kCorruptData, key,
-                      "must be between " + std::to_string(low) + " and " + std::to_string(high) +
-                          ", is " + std::to_string(*v)));
-  return static_cast<uint32_t>(*v);
+  return bounded_u32(*this, key, low, high);
 }
 
 Result<std::optional<double>> JsonFields::number(std::string_view key) const {

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "common/base/fd.h"
+#include "common/model/mapping_guard.h"
 
 namespace tandem::model {
 namespace {
@@ -18,7 +19,9 @@ Error io_error(const std::filesystem::path& path, const char* what) {
 }
 
 void unmap(std::span<const std::byte> bytes) {
-  if (!bytes.empty()) ::munmap(const_cast<std::byte*>(bytes.data()), bytes.size());
+  if (bytes.empty()) return;
+  forget_mapping(bytes);
+  ::munmap(const_cast<std::byte*>(bytes.data()), bytes.size());
 }
 
 Result<std::pair<Fd, size_t>> open_regular(const std::filesystem::path& path) {
@@ -38,7 +41,9 @@ Result<MappedFile> MappedFile::open(const std::filesystem::path& path) {
   if (file.second == 0) return fail(ErrorCode::kCorruptData, path.string() + ": is empty");
   void* p = ::mmap(nullptr, file.second, PROT_READ, MAP_PRIVATE, file.first.get(), 0);
   if (p == MAP_FAILED) return fail(io_error(path, "cannot map"));
-  return MappedFile({static_cast<const std::byte*>(p), file.second});
+  const std::span bytes(static_cast<const std::byte*>(p), file.second);
+  guard_mapping(bytes, path);
+  return MappedFile(bytes);
 }
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {

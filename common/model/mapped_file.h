@@ -11,7 +11,8 @@
 namespace tandem::model {
 
 // A whole regular file, mapped read-only. Move-only; pages are shared with every other process that
-// maps the file. Reading past a later truncation raises SIGBUS: model files must not shrink in use.
+// maps the file. Model files must not shrink in use: reading past a later truncation ends the
+// process, naming the file (mapping_guard.h).
 class MappedFile {
  public:
   [[nodiscard]] static Result<MappedFile> open(const std::filesystem::path& path);
