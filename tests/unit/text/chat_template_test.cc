@@ -364,6 +364,33 @@ TEST(BadInput, EndlessMacroRecursionIsStopped) {
   EXPECT_EQ(text.error().code, ErrorCode::kInvalidArgument);
 }
 
+// Values are compared, hashed and dropped by recursion; their depth is bounded by nothing but fuel.
+TEST(BadInput, ValuesNestedByATemplateDoNotExhaustTheStack) {
+  const std::string begin = "{% set ns = namespace(x=[], y=[]) %}{% for i in range(100000) %}";
+  for (const std::string& source :
+       {begin + "{% for j in range(5) %}{% set ns.x = [ns.x] %}{% endfor %}{% endfor %}",
+        begin + "{% set ns.x = [ns.x] %}{% set ns.y = [ns.y] %}{% endfor %}{{ ns.x == ns.y }}",
+        begin + "{% set ns.x = [ns.x] %}{% endfor %}{{ {ns.x: 1} }}",
+        begin + "{% set ns.x = {'a': ns.x} %}{% endfor %}{{ ns.x|tojson }}"}) {
+    const auto chat = compile(source);
+    (void)chat->render({.messages_json = kUser, .tools_json = "", .kwargs_json = ""});
+  }
+  SUCCEED() << "still alive";
+}
+
+TEST(BadInput, AWidthThatNoLineHasIsRefused) {
+  for (const char* source :
+       {"{{ '{:>10000000000}'.format(3) }}", "{{ '{:.9999999999f}'.format(3.5) }}",
+        "{{ '{0:99999999999999999999999d}'.format(3) }}"}) {
+    const auto chat = compile(source);
+    const auto text = chat->render({.messages_json = kUser, .tools_json = "", .kwargs_json = ""});
+    ASSERT_FALSE(text) << source;
+    EXPECT_THAT(text.error().detail, HasSubstr("width"));
+  }
+  EXPECT_EQ(render(*compile("{{ '{{20260}} {0:>4} {1}'.format(3, 20260) }}"), kUser),
+            "{20260}    3 20260");
+}
+
 TEST(Kwargs, CannotReplaceTheConversation) {
   const auto chat =
       compile("{{ messages[0].content }}{{ tools }}{{ bos_token }}{{ x }}", {{"bos_token", "<s>"}});

@@ -63,6 +63,7 @@ fn str_method(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, 
         "index" | "rindex" => index(text, method, args),
         "zfill" => zfill(text, args),
         "ljust" | "rjust" | "center" => pad(text, method, args),
+        "format" => Err(width_of(widest_field(text)).err()?),
         "swapcase" => Ok(Value::from(swapcase(text))),
         "casefold" => Ok(Value::from(text.to_lowercase().replace('ß', "ss"))),
         _ => return None,
@@ -128,6 +129,30 @@ fn width_of(width: usize) -> Result<usize, Error> {
         return Err(invalid(format!("width {width} is above {MAX_WIDTH}")));
     }
     Ok(width)
+}
+
+/// The largest number within the replacement fields of a `str.format` text: width, precision or index.
+fn widest_field(text: &str) -> usize {
+    let mut widest = 0;
+    let mut inside = 0_usize;
+    let mut number = 0_usize;
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        number = match c.to_digit(10) {
+            Some(digit) => number.saturating_mul(10).saturating_add(digit as usize),
+            None => 0,
+        };
+        match c {
+            '{' if inside == 0 && chars.peek() == Some(&'{') => {
+                chars.next();
+            }
+            '{' => inside += 1,
+            '}' => inside = inside.saturating_sub(1),
+            _ if inside > 0 => widest = widest.max(number),
+            _ => {}
+        }
+    }
+    widest
 }
 
 fn zfill(text: &str, args: &[Value]) -> Result<Value, Error> {
