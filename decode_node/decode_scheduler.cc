@@ -345,6 +345,11 @@ void DecodeScheduler::State::drop_dead() {
   });
 }
 
+void DecodeScheduler::State::settle() {
+  drop_dead();
+  start_step();
+}
+
 DecodeScheduler::DecodeScheduler(Deps deps, const DecodeOptions& options)
     : state_(std::make_unique<State>(std::move(deps), options)) {}
 
@@ -380,27 +385,23 @@ void DecodeScheduler::on_message(const control::ToNode& message) {
     case control::ToNode::MESSAGE_NOT_SET:
       break;
   }
-  state_->drop_dead();
-  state_->start_step();
+  state_->settle();
 }
 
 void DecodeScheduler::on_received(TransferId id, const std::string& commit,
                                   const transport::ReceiveStats& stats) {
   state_->received(id, commit, stats);
-  state_->drop_dead();
-  state_->start_step();
+  state_->settle();
 }
 
 void DecodeScheduler::on_receive_failed(TransferId id, const Error& error) {
   state_->receive_failed(id, error);
-  state_->drop_dead();
-  state_->start_step();
+  state_->settle();
 }
 
 void DecodeScheduler::on_step(node::StepResult result) {
   state_->finish_step(std::move(result));
-  state_->drop_dead();
-  state_->start_step();
+  state_->settle();
 }
 
 void DecodeScheduler::on_disconnected() {
@@ -415,8 +416,7 @@ void DecodeScheduler::on_disconnected() {
 void DecodeScheduler::tick() {
   ++state_->ticks;
   state_->sweep_leases();
-  state_->drop_dead();
-  state_->start_step();
+  state_->settle();
   if (state_->ticks % kTicksPerGauge == 0) state_->update_gauges();
 }
 

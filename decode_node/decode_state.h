@@ -44,6 +44,7 @@ struct DecodeScheduler::State {
   void end_reservation(TransferId id);
   void sweep_leases();
   void drop_dead();
+  void settle();  // after every event: clear away what ended, begin what can begin
   [[nodiscard]] Sequence* find(RequestId request) const;
   [[nodiscard]] Sequence* find(TransferId transfer) const;  // reserved ones only
 

@@ -210,6 +210,11 @@ void PrefillScheduler::State::update_gauges() {
   metrics.transport(deps.transport);
 }
 
+void PrefillScheduler::State::settle() {
+  drop_released();
+  start_step();
+}
+
 PrefillScheduler::PrefillScheduler(Deps deps, const PrefillOptions& options)
     : state_(std::make_unique<State>(std::move(deps), options)) {}
 
@@ -244,26 +249,22 @@ void PrefillScheduler::on_message(const control::ToNode& message) {
     case control::ToNode::MESSAGE_NOT_SET:
       break;
   }
-  state_->drop_released();
-  state_->start_step();
+  state_->settle();
 }
 
 void PrefillScheduler::on_sent(TransferId id, const transport::SendStats& stats) {
   state_->finish_send(id, stats);
-  state_->drop_released();
-  state_->start_step();
+  state_->settle();
 }
 
 void PrefillScheduler::on_send_failed(TransferId id, const Error& error) {
   state_->fail_send(id, error);
-  state_->drop_released();
-  state_->start_step();
+  state_->settle();
 }
 
 void PrefillScheduler::on_step(node::StepResult result) {
   state_->finish_step(std::move(result));
-  state_->drop_released();
-  state_->start_step();
+  state_->settle();
 }
 
 void PrefillScheduler::on_disconnected() {
@@ -279,8 +280,7 @@ void PrefillScheduler::on_disconnected() {
 void PrefillScheduler::tick() {
   ++state_->ticks;
   state_->sweep_deadlines();
-  state_->drop_released();
-  state_->start_step();
+  state_->settle();
   if (state_->ticks % kTicksPerGauge == 0) state_->update_gauges();
 }
 

@@ -32,6 +32,7 @@ struct PrefillScheduler::State {
   void report_failure(RequestId request, TransferId transfer, const Error& error);
   void sweep_deadlines();
   void drop_released();
+  void settle();  // after every event: clear away what ended, begin what can begin
 
   // ---- steps
   void start_step();
