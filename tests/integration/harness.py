@@ -120,13 +120,16 @@ class Cluster:
         self.tls = bool(self.config["router"]["http"].get("tls"))
 
     def __enter__(self):
+        self.launch()
+        self.wait_ready()
+        return self
+
+    def launch(self):
         self.log = open(self.folder / "up.log", "wb")
         self.process = subprocess.Popen(
             [str(BIN / "tandem"), "up", str(self.config_path), "--run-dir", str(self.run_dir), "--timeout",
              str(self.ready_timeout)], stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL, env=self.env,
             start_new_session=True)
-        self.wait_ready()
-        return self
 
     def __exit__(self, kind, *_):
         code = self.stop()

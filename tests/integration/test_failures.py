@@ -392,3 +392,37 @@ def test_nodes_of_different_kv_formats_are_not_joined(start, tmp_path):
         process.terminate()
         process.wait(20 * SLOWDOWN)
         log.close()
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("when", ["starting", "answering"])
+def test_a_killed_supervisor_leaves_nothing_running(tmp_path, when):
+    cluster = harness.Cluster(tmp_path)
+    cluster.launch()
+
+    def all_started():
+        state = cluster.state()
+        pids = [p["pid"] for p in state["processes"]] if state else []
+        return pids if len(pids) == 3 and all(pids) else None
+
+    roles = []
+    try:
+        roles = wait_until(all_started, 30, "three processes")
+        if when == "answering":
+            cluster.wait_ready()
+            next(iter(long_answer(cluster, 2000).events()))
+        cluster.process.kill()
+        cluster.process.wait()
+        wait_until(lambda: not any(map(is_alive, roles)), 40, "every role gone")
+    finally:
+        for pid in filter(is_alive, roles):
+            os.kill(pid, signal.SIGKILL)
+        cluster.stop()
+    cluster.check_sanitizers()
