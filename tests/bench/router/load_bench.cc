@@ -1,12 +1,15 @@
 // The whole router in one process with its load generator and a made-up node, as performance.md's
 // peer was measured: everything shares the machine's cores. Prints one JSON line per measurement.
 //   router_load_bench [seconds per point]
+// The parts alone, for peer_sglang_router.py, in which every router stands between the same others:
+//   router_load_bench drive URL RATE SECONDS | backend PORT | node CONTROL_PORT
 #include <fcntl.h>
 #include <fmt/format.h>
 
 #include <unistd.h>
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -18,7 +21,9 @@
 #include "common/model/checkpoint.h"
 #include "common/model/text.h"
 #include "common/net/async_http_client.h"
+#include "common/net/http_server.h"
 #include "common/net/io_thread.h"
+#include "common/obs/metrics.h"
 #include "common/text/tokenizer.h"
 #include "router/app/router.h"
 #include "tests/integration/router/fake_node.h"
@@ -48,6 +53,18 @@ double cpu_of(std::string_view prefix) {
   return ticks / static_cast<double>(::sysconf(_SC_CLK_TCK));
 }
 
+test::FakeNodeOptions fake_node(Duration token_time) {
+  const SteadyClock clock;
+  const auto checkpoint = model::Checkpoint::open(kModel);
+  test::FakeNodeOptions options;
+  options.model_fingerprint = (*checkpoint)->fingerprint();
+  options.tokenizer_hash = std::string(model::load_text(**checkpoint, clock)->tokenizer->hash());
+  options.vocab = (*checkpoint)->config().vocab;
+  options.kv_blocks = 1U << 24;
+  options.token_time = token_time;
+  return options;
+}
+
 struct Bench {
   SteadyClock clock;
   LogSink sink{Fd(::open("/dev/null", O_WRONLY)), clock};
@@ -67,14 +84,8 @@ struct Bench {
     const Logger log(sink, LogLevel::kError);
     router = std::make_unique<Router>(config, clock, log);
     TANDEM_CHECK(router->start("").has_value(), "the router starts");
-    const auto checkpoint = model::Checkpoint::open(kModel);
-    test::FakeNodeOptions options;
-    options.model_fingerprint = (*checkpoint)->fingerprint();
-    options.tokenizer_hash = std::string(model::load_text(**checkpoint, clock)->tokenizer->hash());
-    options.vocab = (*checkpoint)->config().vocab;
-    options.kv_blocks = 1U << 24;
-    options.token_time = token_time;
-    node = std::make_unique<test::FakeNode>(router->control_port(), std::move(options), clock, log);
+    node =
+        std::make_unique<test::FakeNode>(router->control_port(), fake_node(token_time), clock, log);
     while (!node->admitted()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     client = std::move(*AsyncHttpClient::create(
@@ -95,51 +106,131 @@ double at(std::vector<double>& sorted, double q) {
                          static_cast<size_t>(q * static_cast<double>(sorted.size())))];
 }
 
+constexpr std::string_view kChatBody =
+    R"({"model":"chat-6m","max_tokens":1,"messages":[{"role":"user","content":"What is the time?"}]})";
+
+struct Latencies {
+  std::vector<double> seconds;  // sorted
+  uint64_t errors = 0;
+  double achieved = 0;  // answers a second
+};
+
 // Open loop: requests leave on time whatever the answers do; latency counts from the time they were
 // due.
-void added_latency(double rate, double seconds) {
-  Bench bench({});
-  std::vector<double> latencies;
+Latencies drive(const Clock& clock, IoThread& io, AsyncHttpClient& client, double rate,
+                double seconds) {
+  Latencies out;
   std::atomic<uint64_t> errors{0}, done{0};
-  const std::string body =
-      R"({"model":"chat-6m","max_tokens":1,"messages":[{"role":"user","content":"What is the time?"}]})";
   const auto total = static_cast<uint64_t>(rate * seconds);
-  latencies.reserve(total);
-  const double router_before = cpu_of("cluster") + cpu_of("http-");
+  out.seconds.reserve(total);
   uint64_t sent = 0;
-  const TimePoint start = bench.clock.now() + std::chrono::milliseconds(50);
+  const TimePoint start = clock.now() + std::chrono::milliseconds(50);
   auto pump = [&] {
-    const double now = to_seconds(bench.clock.now() - start);
+    const double now = to_seconds(clock.now() - start);
     while (sent < total && static_cast<double>(sent) / rate <= now) {
       const TimePoint due = start + from_seconds(static_cast<double>(sent++) / rate);
-      bench.client->send(
-          {.method = "POST", .target = "/v1/chat/completions", .headers = {}, .body = body},
+      client.send(
+          {.method = "POST",
+           .target = "/v1/chat/completions",
+           .headers = {{"Content-Type", "application/json"}},
+           .body = std::string(kChatBody)},
           {.on_head = [&](int status, const HttpHeaders&) { errors += status == 200 ? 0 : 1; },
            .on_data = [](std::string_view) {},
            .on_end =
                [&, due](Status outcome) {
                  if (!outcome) ++errors;
-                 latencies.push_back(to_seconds(bench.clock.now() - due));
+                 out.seconds.push_back(to_seconds(clock.now() - due));
                  ++done;
                }});
     }
   };
   std::unique_ptr<IoThread::Timer> timer;
-  bench.io.post([&] { timer = bench.io.every(std::chrono::microseconds(100), pump); });
-  while (done < total && bench.clock.now() < start + from_seconds(seconds + 5)) {
+  io.post([&] { timer = io.every(std::chrono::microseconds(100), pump); });
+  while (done < total && clock.now() < start + from_seconds(seconds + 5)) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  const double wall = to_seconds(bench.clock.now() - start);
-  const double cpu = cpu_of("cluster") + cpu_of("http-") - router_before;
-  bench.io.stop();
-  std::sort(latencies.begin(), latencies.end());
+  out.achieved = static_cast<double>(done) / to_seconds(clock.now() - start);
+  io.stop();
+  std::sort(out.seconds.begin(), out.seconds.end());
+  out.errors = errors;
+  return out;
+}
+
+void print(std::string_view what, double rate, Latencies& l, double router_cpu_us) {
   fmt::print(
-      "{{\"what\":\"added latency\",\"requests_per_second\":{},\"achieved\":{:.0f},\"errors\":{},"
+      "{{\"what\":\"{}\",\"requests_per_second\":{},\"achieved\":{:.0f},\"errors\":{},"
       "\"p50_us\":{:.0f},\"p90_us\":{:.0f},\"p99_us\":{:.0f},\"router_cpu_us_per_request\":{:.1f}}}"
       "\n",
-      rate, static_cast<double>(latencies.size()) / wall, errors.load(), at(latencies, 0.5) * 1e6,
-      at(latencies, 0.9) * 1e6, at(latencies, 0.99) * 1e6, cpu * 1e6 / static_cast<double>(total));
+      what, rate, l.achieved, l.errors, at(l.seconds, 0.5) * 1e6, at(l.seconds, 0.9) * 1e6,
+      at(l.seconds, 0.99) * 1e6, router_cpu_us);
   std::fflush(stdout);
+}
+
+void added_latency(double rate, double seconds) {
+  Bench bench({});
+  const double before = cpu_of("cluster") + cpu_of("http-");
+  Latencies l = drive(bench.clock, bench.io, *bench.client, rate, seconds);
+  const double cpu = cpu_of("cluster") + cpu_of("http-") - before;
+  print("round trip", rate, l,
+        cpu * 1e6 / static_cast<double>(std::max<size_t>(1, l.seconds.size())));
+}
+
+// The load alone, against whatever listens at `url`.
+void drive_url(const std::string& url, double rate, double seconds) {
+  const SteadyClock clock;
+  IoThread io("load");
+  auto client = std::move(*AsyncHttpClient::create(io, url, {}));
+  io.start();
+  Latencies l = drive(clock, io, *client, rate, seconds);
+  client.reset();
+  print("round trip", rate, l, 0);
+}
+
+void wait_for_sigterm() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  int signal = 0;
+  sigwait(&set, &signal);
+}
+
+// Stands for an OpenAI-compatible worker behind a peer's router: answers at once, one token.
+void serve_backend(uint16_t port) {
+  const SteadyClock clock;
+  LogSink sink(Fd(::open("/dev/null", O_WRONLY)), clock);
+  MetricsRegistry metrics;
+  HttpSettings settings;
+  settings.port = port;
+  settings.threads = 1;
+  const auto answer = [](const HttpRequest& request, const HttpResponder& responder) {
+    HttpResponse response;
+    response.body =
+        request.path == "/v1/chat/completions"
+            ? R"({"id":"c","object":"chat.completion","created":1,"model":"chat-6m","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}],"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}})"
+            : R"({"model_path":"chat-6m","is_generation":true,"data":[{"id":"chat-6m"}],"status":"ok"})";
+    responder.respond(std::move(response));
+  };
+  sigset_t set;
+  sigfillset(&set);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  auto server = HttpServer::create(
+      settings, answer,
+      {.clock = clock, .log = Logger(sink, LogLevel::kError), .metrics = metrics});
+  TANDEM_CHECK(server.has_value(), server ? "" : server.error().detail);
+  wait_for_sigterm();
+}
+
+// Stands for a decode node behind a tandem-router in a process of its own.
+void serve_node(uint16_t control_port) {
+  const SteadyClock clock;
+  LogSink sink(Fd(::open("/dev/null", O_WRONLY)), clock);
+  sigset_t set;
+  sigfillset(&set);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  const test::FakeNode node(control_port, fake_node({}), clock, Logger(sink, LogLevel::kError));
+  wait_for_sigterm();
 }
 
 // `streams` answers at once, one token each per node step, every token an event of its own.
@@ -185,9 +276,20 @@ void sse_events(size_t streams, Duration step, double seconds) {
 }  // namespace tandem::router
 
 int main(int argc, char** argv) {
-  const double seconds = argc > 1 ? std::atof(argv[1]) : 3;
-  for (double rate : {1000.0, 2000.0, 5000.0}) tandem::router::added_latency(rate, seconds);
-  tandem::router::sse_events(64, std::chrono::milliseconds(2), std::min(seconds, 5.0));
-  tandem::router::sse_events(256, std::chrono::milliseconds(4), std::min(seconds, 5.0));
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  const std::string mode = words.empty() ? "" : words[0];
+  const auto port = [&] { return static_cast<uint16_t>(std::stoul(words.at(1))); };
+  if (mode == "drive") {
+    tandem::router::drive_url(words.at(1), std::stod(words.at(2)), std::stod(words.at(3)));
+  } else if (mode == "backend") {
+    tandem::router::serve_backend(port());
+  } else if (mode == "node") {
+    tandem::router::serve_node(port());
+  } else {
+    const double seconds = mode.empty() ? 3 : std::stod(mode);
+    for (double rate : {1000.0, 2000.0, 5000.0}) tandem::router::added_latency(rate, seconds);
+    tandem::router::sse_events(64, std::chrono::milliseconds(2), std::min(seconds, 5.0));
+    tandem::router::sse_events(256, std::chrono::milliseconds(4), std::min(seconds, 5.0));
+  }
   return 0;
 }
