@@ -34,6 +34,13 @@ if(TANDEM_FUZZ)
   add_compile_options(-fsanitize=fuzzer-no-link)
 endif()
 
+# The sanitizer presets compile several files of a target as one (CMAKE_UNITY_BUILD): most of their time went into reading Boost's
+# headers again for each. Two files of one target must then not give different things the same name; where they do for a
+# reason, the target says UNITY_BUILD OFF.
+if(CMAKE_UNITY_BUILD)
+  add_compile_options(-Wno-subobject-linkage)  # a type local to a file, used in a class that is private to that file as well
+endif()
+
 if(TANDEM_SANITIZE)
   add_compile_options(-fsanitize=${TANDEM_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   if(TANDEM_SANITIZE STREQUAL "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")

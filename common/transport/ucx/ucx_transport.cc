@@ -21,6 +21,7 @@
 #include "common/transport/receive_table.h"
 #include "common/transport/send_table.h"
 #include "common/transport/ucx/address.h"
+#include "common/transport/ucx/ucx_log.h"
 #include "common/transport/ucx/worker.h"
 
 namespace tandem::transport {
@@ -106,6 +107,7 @@ class UcxTransport final : public Transport {
         sends_(deps, counters_),
         pages_(deps.memory) {
     if (options_.tls.empty()) options_.tls = kDefaultTls;
+    if (options_.on_warning) log_.emplace(options_.on_warning);
   }
   ~UcxTransport() override {
     thread_.request_stop();
@@ -254,6 +256,7 @@ class UcxTransport final : public Transport {
   void sweep(TimePoint now);
 
   UcxOptions options_;
+  std::optional<UcxLog> log_;
   const Clock& clock_;
   const TransportLimits limits_;
   AtomicCounters counters_;

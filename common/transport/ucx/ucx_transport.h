@@ -12,7 +12,8 @@ struct UcxOptions {
   // UCX_TLS. Empty: "posix,tcp,self", that is shared memory between processes of one box, TCP
   // between boxes. Nothing else is ever chosen, and what is chosen is named by detail().
   std::string tls;
-  // Told once per reason, on the UCX thread: a slower transport than expected, and the like.
+  // Told once per reason, on the UCX thread: a slower transport than expected, and the like. Gets
+  // what UCX itself has to say as well (ucx_log.h), on UCX's threads.
   std::function<void(const std::string&)> on_warning;
 };
 
