@@ -14,6 +14,7 @@ prefill::PrefillOptions options_of(const PrefillNodeSettings& s, const node::Tas
   o.max_batch_tokens = s.max_batch_tokens;
   o.chunk_tokens = s.chunk_tokens;
   o.max_sequences = s.max_sequences;
+  o.queue_capacity = s.queue;
   return o;
 }
 

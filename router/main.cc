@@ -5,6 +5,7 @@
 #include <iostream>
 
 #include "common/base/clock.h"
+#include "common/base/exit.h"
 #include "common/config/config.h"
 #include "common/obs/log.h"
 #include "router/app/router.h"
@@ -12,10 +13,7 @@
 namespace tandem::router {
 namespace {
 
-constexpr int kExitFailure = 1;
-constexpr int kExitUsage = 2;
-// Open answers get this long after SIGTERM.
-constexpr Duration kDrainTimeout = std::chrono::seconds(25);
+constexpr const char* kProgram = "tandem-router";
 
 struct Arguments {
   std::string config;
@@ -23,28 +21,9 @@ struct Arguments {
   bool print_config = false;
 };
 
-int report(const Error& error) {
-  std::fprintf(stderr, "tandem-router: %s\n", error.detail.c_str());
-  return error.code == ErrorCode::kConfig ? kExitUsage : kExitFailure;
-}
-
-LogLevel log_level(LogLevelChoice choice) {
-  switch (choice) {
-    case LogLevelChoice::kDebug:
-      return LogLevel::kDebug;
-    case LogLevelChoice::kInfo:
-      return LogLevel::kInfo;
-    case LogLevelChoice::kWarning:
-      return LogLevel::kWarning;
-    case LogLevelChoice::kError:
-      return LogLevel::kError;
-  }
-  return LogLevel::kInfo;
-}
-
 int run(const Arguments& arguments) {
   Result<ClusterConfig> config = load_cluster_config(arguments.config, process_environment());
-  if (!config) return report(config.error());
+  if (!config) return report_exit(kProgram, config.error());
   if (arguments.print_config) {
     std::cout << print_config(*config);
     return 0;
@@ -59,16 +38,16 @@ int run(const Arguments& arguments) {
 
   const SteadyClock clock;
   Result<std::unique_ptr<LogSink>> sink = LogSink::open(config->log.file, clock);
-  if (!sink) return report(sink.error());
-  const Logger log = Logger(**sink, log_level(config->log.level)).with({{"role", "router"}});
+  if (!sink) return report_exit(kProgram, sink.error());
+  const Logger log = Logger(**sink, config->log.level).with({{"role", "router"}});
   Router router(*config, clock, log);
   if (Status status = router.start(arguments.run_dir); !status) {
     log.error("start_failed", status.error());
-    return report(status.error());
+    return report_exit(kProgram, status.error());
   }
   int signal = 0;
   sigwait(&signals, &signal);
-  router.stop(kDrainTimeout);
+  router.stop(config->router.drain_timeout);
   return 0;
 }
 
@@ -89,7 +68,7 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     const int code = app.exit(error);
-    return code == 0 ? 0 : tandem::router::kExitUsage;
+    return code == 0 ? 0 : tandem::kExitUsage;
   }
   return tandem::router::run(arguments);
 }

@@ -35,7 +35,7 @@ int run(int argc, char** argv) {
     return error.get_exit_code();
   } catch (const CLI::ParseError& error) {
     const int code = app.exit(error);
-    return code == 0 ? tandem::cli::kExitOk : tandem::cli::kExitUsage;
+    return code == 0 ? tandem::kExitOk : tandem::kExitUsage;
   }
   return context.exit_code;
 }
@@ -48,6 +48,6 @@ int main(int argc, char** argv) {
     return run(argc, argv);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "tandem: %s\n", error.what());
-    return tandem::cli::kExitFailure;
+    return tandem::kExitFailure;
   }
 }

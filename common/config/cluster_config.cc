@@ -233,6 +233,10 @@ void describe(SchemaVisitor& v, RouterSettings& c) {
             c.admission);
   v.section({.key = "dispatch", .doc = "Which node does what."}, c.dispatch);
   v.section({.key = "limits", .doc = "What one request may ask for."}, c.limits);
+  v.duration({.key = "drain_timeout",
+              .doc = "How long open answers may go on after SIGTERM; what is left is cut off.",
+              .example = "25s"},
+             c.drain_timeout, {milliseconds(0), hours(1)});
 }
 
 void describe(SchemaVisitor& v, MetricsEndpointSettings& c) {
@@ -297,6 +301,16 @@ void describe(SchemaVisitor& v, NodeSettings& c) {
             c.max_batch_tokens, {16, 1u << 20});
   v.integer({.key = "max_sequences", .doc = "Most requests in work at once.", .example = "64"},
             c.max_sequences, {1, 65536});
+  v.integer({.key = "queue",
+             .doc = "Requests that may wait for a place among those in work; one more is refused "
+                    "and goes elsewhere.",
+             .example = "256"},
+            c.queue, kCount);
+  v.duration({.key = "drain_timeout",
+              .doc = "How long requests in work may go on after SIGTERM; the router takes what is "
+                     "left elsewhere.",
+              .example = "25s"},
+             c.drain_timeout, {milliseconds(0), hours(1)});
   v.size({.key = "kv_memory",
           .doc = "Memory for this node's KV blocks. 0B: kv.memory.",
           .example = "1GiB"},
@@ -327,9 +341,6 @@ void describe(SchemaVisitor& v, DecodeNodeSettings& c) {
                      "not limited.",
               .example = "25ms"},
              c.step_budget, {milliseconds(1), seconds(60)});
-  v.integer(
-      {.key = "queue", .doc = "Requests that may wait for a place in the batch.", .example = "256"},
-      c.queue, kCount);
   v.duration(
       {.key = "queue_ageing",
        .doc = "Waiting this long counts as much as being the longest request; no request starves.",
@@ -351,7 +362,7 @@ void describe(SchemaVisitor& v, GpuSettings& c) {
 
 void describe(SchemaVisitor& v, LogSettings& c) {
   v.choice({.key = "level", .doc = "Least severe events that are written.", .example = "debug"},
-           c.level, kLogLevelChoiceNames);
+           c.level, kLogLevelNames);
   v.path({.key = "file",
           .doc = "File to append to. Empty: standard error.",
           .example = "/var/log/tandem.jsonl"},

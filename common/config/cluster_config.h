@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/base/clock.h"
+#include "common/base/log_level.h"
 #include "common/config/schema.h"
 
 namespace tandem {
@@ -27,10 +28,6 @@ inline constexpr std::array<std::string_view, 7> kKvFormatChoiceNames{
 enum class TransportChoice : uint8_t { kAuto, kUcx, kCudaIpc, kNccl, kInproc };
 inline constexpr std::array<std::string_view, 5> kTransportChoiceNames{"auto", "ucx", "cuda_ipc",
                                                                        "nccl", "inproc"};
-
-enum class LogLevelChoice : uint8_t { kDebug, kInfo, kWarning, kError };
-inline constexpr std::array<std::string_view, 4> kLogLevelChoiceNames{"debug", "info", "warning",
-                                                                      "error"};
 
 struct ModelSettings {
   std::string path;
@@ -112,6 +109,7 @@ struct RouterSettings {
   AdmissionSettings admission;
   DispatchSettings dispatch;
   LimitsSettings limits;
+  Duration drain_timeout = std::chrono::seconds(10);
 };
 
 struct MetricsEndpointSettings {
@@ -136,6 +134,8 @@ struct NodeSettings {
   TransportSettings transport;
   uint32_t max_batch_tokens = 2048;
   uint32_t max_sequences = 64;
+  uint32_t queue = 256;
+  Duration drain_timeout = std::chrono::seconds(10);
   ByteSize kv_memory{};    // 0: kv.memory
   uint32_t kv_blocks = 0;  // 0: kv.blocks
 };
@@ -147,7 +147,6 @@ struct PrefillNodeSettings : NodeSettings {
 struct DecodeNodeSettings : NodeSettings {
   uint32_t chunk_tokens = 256;  // of a prompt prefilled here, between decode steps
   Duration step_budget = std::chrono::milliseconds(80);
-  uint32_t queue = 256;
   Duration queue_ageing = std::chrono::seconds(1);
   Duration lease = std::chrono::seconds(30);
 };
@@ -157,7 +156,7 @@ struct GpuSettings {
 };
 
 struct LogSettings {
-  LogLevelChoice level = LogLevelChoice::kInfo;
+  LogLevel level = LogLevel::kInfo;
   std::string file;  // empty: standard error
 };
 

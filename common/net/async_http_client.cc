@@ -99,19 +99,19 @@ struct Connection {
 
 enum class Attempt : uint8_t { kDone, kStale };  // kStale: a reused connection was closed already
 
-class Client final : public AsyncHttpClient {
+class PooledClient final : public AsyncHttpClient {
  public:
-  Client(IoThread& io, Target target, tcp::resolver::results_type endpoints,
-         AsyncHttpOptions options)
+  PooledClient(IoThread& io, Target target, tcp::resolver::results_type endpoints,
+               AsyncHttpOptions options)
       : state_(std::make_shared<State>(io.context(), std::move(target), std::move(endpoints),
                                        options)) {}
-  ~Client() override {
+  ~PooledClient() override {
     state_->closed = true;
     for (const auto& connection : state_->busy) connection->tcp().cancel();
     state_->idle.clear();
   }
-  Client(const Client&) = delete;
-  Client& operator=(const Client&) = delete;
+  PooledClient(const PooledClient&) = delete;
+  PooledClient& operator=(const PooledClient&) = delete;
 
   Status configure_tls() {
     if (!state_->target.tls) return {};
@@ -285,7 +285,8 @@ Result<std::unique_ptr<AsyncHttpClient>> AsyncHttpClient::create(IoThread& io,
   if (error) {
     return fail(ErrorCode::kIo, "cannot resolve " + target.host + ": " + error.message(), "url");
   }
-  auto client = std::make_unique<Client>(io, std::move(target), std::move(endpoints), options);
+  auto client =
+      std::make_unique<PooledClient>(io, std::move(target), std::move(endpoints), options);
   TANDEM_TRY(client->configure_tls());
   return client;
 }

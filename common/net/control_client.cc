@@ -22,10 +22,11 @@ using boost::system::error_code;
 constexpr Duration kFirstPause = std::chrono::milliseconds(50);
 constexpr Duration kLongestPause = std::chrono::seconds(2);
 
-class Client final : public ControlClient, public std::enable_shared_from_this<Client> {
+class DialingClient final : public ControlClient,
+                            public std::enable_shared_from_this<DialingClient> {
  public:
-  Client(HostPort address, Generation generation, ControlOptions options, Callbacks callbacks,
-         ControlDeps deps)
+  DialingClient(HostPort address, Generation generation, ControlOptions options,
+                Callbacks callbacks, ControlDeps deps)
       : address_(std::move(address)),
         generation_(generation),
         options_(std::move(options)),
@@ -254,13 +255,13 @@ class Client final : public ControlClient, public std::enable_shared_from_this<C
 // What the owner holds; pending handlers hold the client itself for no longer than they must.
 class ClientHandle final : public ControlClient {
  public:
-  explicit ClientHandle(std::shared_ptr<Client> client) : client_(std::move(client)) {}
+  explicit ClientHandle(std::shared_ptr<DialingClient> client) : client_(std::move(client)) {}
   ~ClientHandle() override { client_->shut_down(); }
   bool send(const control::ToRouter& message) override { return client_->send(message); }
   bool admitted() const override { return client_->admitted(); }
 
  private:
-  std::shared_ptr<Client> client_;
+  std::shared_ptr<DialingClient> client_;
 };
 
 }  // namespace
@@ -272,8 +273,8 @@ Result<std::unique_ptr<ControlClient>> ControlClient::create(const std::string& 
                                                              ControlDeps deps) {
   TANDEM_CHECK(generation != Generation{}, "a process has a generation");
   TANDEM_ASSIGN(HostPort parsed, parse_host_port(address));
-  auto client = std::make_shared<Client>(std::move(parsed), generation, std::move(options),
-                                         std::move(callbacks), deps);
+  auto client = std::make_shared<DialingClient>(std::move(parsed), generation, std::move(options),
+                                                std::move(callbacks), deps);
   client->dial();
   return std::unique_ptr<ControlClient>(std::make_unique<ClientHandle>(std::move(client)));
 }

@@ -17,8 +17,8 @@ namespace {
 namespace asio = boost::asio;
 using boost::system::error_code;
 
-constexpr size_t kReadBytes = 64u << 10;
-constexpr size_t kMaxGather = 64;       // buffers in one write
+constexpr size_t kFrameReadBytes = 64u << 10;
+constexpr size_t kFrameGather = 64;     // buffers in one write
 constexpr size_t kMaxWrite = 1u << 20;  // bytes after which one write is enough
 
 // A peer's bad text would make protobuf write lines of its own to standard error, between the JSON
@@ -86,7 +86,7 @@ FramedConnection::FramedConnection(asio::ip::tcp::socket socket, Generation own,
       clock_(clock),
       metrics_(metrics),
       remote_(remote_name(socket_)),
-      read_buffer_(kReadBytes),
+      read_buffer_(kFrameReadBytes),
       started_(clock.now()),
       last_received_(started_),
       last_sent_(started_),
@@ -190,7 +190,7 @@ bool FramedConnection::enqueue(FrameKind kind, std::string_view payload) {
 
 void FramedConnection::write() {
   size_t bytes = 0;
-  while (!queue_.empty() && writing_.size() < kMaxGather && bytes < kMaxWrite) {
+  while (!queue_.empty() && writing_.size() < kFrameGather && bytes < kMaxWrite) {
     bytes += queue_.front().size();
     writing_.push_back(std::move(queue_.front()));
     queue_.pop_front();

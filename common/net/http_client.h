@@ -13,7 +13,7 @@ namespace tandem {
 struct HttpReply {
   int status = 0;
   HttpHeaders headers;
-  std::string body;  // empty if it was streamed
+  std::string body;  // empty where it was handed out in pieces
 };
 
 // One request after the other to one server, waiting for each: command-line tools and tests. Owns a
@@ -30,15 +30,18 @@ class HttpClient {
   // Waits for the whole answer, whatever its status. Errors: kTransport, kDeadlineExceeded, and
   // kPayloadTooLarge for a body over kMaxBody.
   [[nodiscard]] Result<HttpReply> request(HttpCall call);
-  // The same, but hands the body out as it comes, on the loop's thread.
+  // The same, but hands the body of a 200 out as it comes, on the loop's thread. `cancelled`, if
+  // there is one, is asked ten times a second: true cuts the request (kCancelled).
   [[nodiscard]] Result<HttpReply> stream(HttpCall call,
-                                         std::function<void(std::string_view bytes)> on_data);
+                                         std::function<void(std::string_view bytes)> on_data,
+                                         const std::function<bool()>& cancelled = {});
 
   static constexpr size_t kMaxBody = 256u << 20;
 
  private:
-  HttpClient();
-  Result<HttpReply> run(HttpCall call, std::function<void(std::string_view)> on_data);
+  HttpClient(std::string url, AsyncHttpOptions options);
+  Status connect();
+  void cut();
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

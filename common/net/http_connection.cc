@@ -300,7 +300,10 @@ bool HttpConnection<Stream>::on_head() {
   request_id_ = id != nullptr && is_request_id(*id) ? *id : new_request_id();
   request_.request_id = request_id_;
   cors_headers_ = shared_.cors.headers_for(request_);
-  if (!check_framing()) return false;
+  if (const auto fault = framing_fault(request_, http10_)) {
+    refuse(fault->status, make_error(ErrorCode::kInvalidArgument, fault->why), "bad_request");
+    return false;
+  }
   keep_alive_ = message.keep_alive();
   if (!parse_target({message.target().data(), message.target().size()}, request_)) {
     refuse(400, make_error(ErrorCode::kInvalidArgument, "the request target is malformed"),
@@ -322,40 +325,6 @@ bool HttpConnection<Stream>::on_head() {
   return true;
 }
 
-// Whatever could make two readers of the same bytes see two different requests is refused.
-template <typename Stream>
-bool HttpConnection<Stream>::check_framing() {
-  const auto bad = [this](int status, const std::string& why) {
-    refuse(status, make_error(ErrorCode::kInvalidArgument, why), "bad_request");
-    return false;
-  };
-  size_t hosts = 0;
-  size_t lengths = 0;
-  size_t codings = 0;
-  for (const auto& [name, value] : request_.headers) {
-    hosts += equal_ignoring_case(name, "host") ? 1 : 0;
-    lengths += equal_ignoring_case(name, "content-length") ? 1 : 0;
-    codings += equal_ignoring_case(name, "transfer-encoding") ? 1 : 0;
-  }
-  if (hosts > 1 || (hosts == 0 && !http10_))
-    return bad(400, "a request has exactly one Host header");
-  if (lengths > 1) return bad(400, "a request has at most one Content-Length header");
-  if (lengths > 0 && codings > 0) {
-    return bad(400, "Content-Length and Transfer-Encoding exclude each other");
-  }
-  if (codings > 0) {
-    if (http10_) return bad(400, "HTTP/1.0 has no Transfer-Encoding");
-    if (codings > 1 || !equal_ignoring_case(*request_.header("transfer-encoding"), "chunked")) {
-      return bad(501, "the only Transfer-Encoding known is chunked");
-    }
-  }
-  if (const std::string* coding = request_.header("content-encoding");
-      coding != nullptr && !equal_ignoring_case(*coding, "identity")) {
-    return bad(415, "request bodies must not be compressed (Content-Encoding)");
-  }
-  return true;
-}
-
 template <typename Stream>
 void HttpConnection<Stream>::dispatch() {
   request_.body = std::move(parser_->get().body());
@@ -365,7 +334,9 @@ void HttpConnection<Stream>::dispatch() {
   read();  // for the client's leaving, and for what it sends ahead
   HttpResponder responder(exchange_);
   if (shared_.cors.is_preflight(request_)) {
-    responder.respond(shared_.cors.preflight_response(request_));
+    HttpResponse response = shared_.cors.preflight_response(request_);
+    shared_.answered_alone(response.status);
+    responder.respond(std::move(response));
     return;
   }
   const HttpResponder spare = responder;
@@ -383,6 +354,7 @@ void HttpConnection<Stream>::dispatch() {
 template <typename Stream>
 void HttpConnection<Stream>::refuse(int status, const Error& error, std::string_view label) {
   shared_.rejected.with({label}).add();
+  shared_.answered_alone(status);
   shared_.log.debug("http_refused",
                     {{"remote", remote_}, {"status", status}, {"error", error.detail}});
   set_phase(Phase::kRefusing);

@@ -26,11 +26,17 @@ struct HttpShared {
   const HttpHandler handler;
   const Clock& clock;
   const Logger log;
+  const std::function<void(int status)> on_own_answer;
   const CorsPolicy cors;
   Gauge open_connections;
   CounterFamily requests;  // by method and class of status
   CounterFamily rejected;  // by reason: what the server refused or cut off itself
   std::atomic<bool> draining{false};
+
+  // Tells on_own_answer.
+  void answered_alone(int status) const {
+    if (on_own_answer) on_own_answer(status);
+  }
 
   // Open connections, to keep to the limit and to wait for the last one.
   bool try_add();

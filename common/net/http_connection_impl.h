@@ -54,7 +54,6 @@ class HttpConnection final : public HttpConnectionBase,
   void parse();
   bool on_head();  // false: refused
   void dispatch();
-  bool check_framing();  // false: refused
 
   void refuse(int status, const Error& error, std::string_view label);
   void refuse_parse_error(const boost::system::error_code& error);

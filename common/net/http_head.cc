@@ -48,6 +48,30 @@ bool parse_target(std::string_view target, HttpRequest& request) {
   return true;
 }
 
+std::optional<FramingFault> framing_fault(const HttpRequest& request, bool http10) {
+  const auto count = [&](std::string_view name) {
+    return std::count_if(request.headers.begin(), request.headers.end(),
+                         [&](const auto& field) { return equal_ignoring_case(field.first, name); });
+  };
+  const auto hosts = count("host");
+  const auto lengths = count("content-length");
+  const auto codings = count("transfer-encoding");
+  if (hosts > 1 || (hosts == 0 && !http10))
+    return FramingFault{400, "a request has exactly one Host header"};
+  if (lengths > 1) return FramingFault{400, "a request has at most one Content-Length header"};
+  if (lengths > 0 && codings > 0)
+    return FramingFault{400, "Content-Length and Transfer-Encoding exclude each other"};
+  if (codings > 0) {
+    if (http10) return FramingFault{400, "HTTP/1.0 has no Transfer-Encoding"};
+    if (codings > 1 || !equal_ignoring_case(*request.header("transfer-encoding"), "chunked"))
+      return FramingFault{501, "the only Transfer-Encoding known is chunked"};
+  }
+  const std::string* coding = request.header("content-encoding");
+  if (coding != nullptr && !equal_ignoring_case(*coding, "identity"))
+    return FramingFault{415, "request bodies must not be compressed (Content-Encoding)"};
+  return std::nullopt;
+}
+
 bool is_request_id(std::string_view id) {
   constexpr size_t kLongest = 128;
   return !id.empty() && id.size() <= kLongest && std::all_of(id.begin(), id.end(), [](char c) {

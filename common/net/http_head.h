@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -10,6 +11,14 @@ namespace tandem {
 // Splits and decodes a request target into request.path and request.query. False for one that
 // nobody should have sent (broken escapes, control characters, no path).
 [[nodiscard]] bool parse_target(std::string_view target, HttpRequest& request);
+
+// What is wrong with the headers that say where a request ends, as the answer to give. Whatever
+// could make two readers of the same bytes see two different requests is refused.
+struct FramingFault {
+  int status = 400;
+  const char* why = "";
+};
+[[nodiscard]] std::optional<FramingFault> framing_fault(const HttpRequest& request, bool http10);
 
 // Whether a client's X-Request-Id is fit for logs and headers.
 [[nodiscard]] bool is_request_id(std::string_view id);

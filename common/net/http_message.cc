@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "common/obs/json_text.h"
+#include "common/base/json_text.h"
 
 namespace tandem {
 namespace {
@@ -64,7 +64,7 @@ std::optional<std::string> HttpRequest::query_parameter(std::string_view name) c
   return std::nullopt;
 }
 
-std::string openai_error_body(const Error& error) {
+std::string openai_error_body(const Error& error, std::string_view code) {
   const ErrorTraits& traits = error_traits(error.code);
   std::string out = "{\"error\":{\"message\":";
   append_json_string(out, error.detail);
@@ -77,7 +77,7 @@ std::string openai_error_body(const Error& error) {
     append_json_string(out, error.param);
   }
   out += ",\"code\":";
-  append_json_string(out, traits.label);
+  append_json_string(out, code.empty() ? traits.label : code);
   return out + "}}";
 }
 

@@ -37,8 +37,9 @@ struct HttpResponse {
   std::string body;
 };
 
-// {"error":{"message":…,"type":…,"param":…|null,"code":…}}
-[[nodiscard]] std::string openai_error_body(const Error& error);
+// {"error":{"message":…,"type":…,"param":…|null,"code":…}}. `code` overrides the error table's
+// label.
+[[nodiscard]] std::string openai_error_body(const Error& error, std::string_view code = {});
 // The same with the status of the error table and, for 429 and 503, Retry-After.
 [[nodiscard]] HttpResponse error_response(const Error& error);
 

@@ -21,7 +21,7 @@ void HttpRouter::add(Route route) {
   routes_.insert(at, std::move(route));
 }
 
-void HttpRouter::handle(HttpRequest request, HttpResponder responder) const {
+int HttpRouter::handle(HttpRequest request, HttpResponder responder) const {
   const std::string_view method =
       request.method == "HEAD" ? "GET" : std::string_view(request.method);
   std::string allowed;
@@ -38,27 +38,28 @@ void HttpRouter::handle(HttpRequest request, HttpResponder responder) const {
     found_path = &route;
     if (route.method == method) {
       route.handler(std::move(request), std::move(responder));
-      return;
+      return 0;
     }
     allowed +=
         (allowed.empty() ? "" : ", ") + route.method + (route.method == "GET" ? ", HEAD" : "");
   }
+  HttpResponse response;
   if (request.method == "OPTIONS" && (found_path != nullptr || request.path == "*")) {
-    HttpResponse response;
     response.status = 204;
     response.headers.emplace_back(
         "Allow", found_path == nullptr ? "GET, HEAD, POST, OPTIONS" : allowed + ", OPTIONS");
-    responder.respond(std::move(response));
   } else if (found_path != nullptr) {
-    HttpResponse response = error_response(make_error(
-        ErrorCode::kMethodNotAllowed, request.method + " is not allowed for " + request.path +
-                                          "; allowed are " + allowed + ", OPTIONS"));
+    response = error_response(make_error(ErrorCode::kMethodNotAllowed,
+                                         request.method + " is not allowed for " + request.path +
+                                             "; allowed are " + allowed + ", OPTIONS"));
     response.headers.emplace_back("Allow", allowed + ", OPTIONS");
-    responder.respond(std::move(response));
   } else {
-    responder.respond(error_response(make_error(
-        ErrorCode::kNotFound, "there is nothing at " + request.path + "; the API is below /v1")));
+    response = error_response(make_error(
+        ErrorCode::kNotFound, "there is nothing at " + request.path + "; the API is below /v1"));
   }
+  const int status = response.status;
+  responder.respond(std::move(response));
+  return status;
 }
 
 }  // namespace tandem

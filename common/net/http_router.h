@@ -19,7 +19,8 @@ class HttpRouter {
   // "/v1/models/" : every longer path
   void prefix(std::string method, std::string path, HttpHandler handler);
 
-  void handle(HttpRequest request, HttpResponder responder) const;
+  // Answers by itself only where no handler is found; the answer's status is returned then, else 0.
+  int handle(HttpRequest request, HttpResponder responder) const;
 
  private:
   struct Route {

@@ -200,6 +200,7 @@ class Server final : public HttpServer {
     }
     shared_.rejected.with({"too_many_connections"}).add();
     if (tls_ || *turned_away_ >= kMaxTurnedAway) return;  // closes the socket
+    shared_.answered_alone(503);
     asio::post(loops_[turn]->context(), [count = turned_away_, s = std::move(socket)]() mutable {
       std::make_shared<TurnedAway>(std::move(s), std::move(count))->start();
     });

@@ -61,6 +61,9 @@ struct HttpServerDeps {
   const Clock& clock;
   Logger log;
   MetricsRegistry& metrics;
+  // Told the status of each answer that the server gives without asking the handler (refusals, CORS
+  // preflights), on any of its threads. May be empty.
+  std::function<void(int status)> on_own_answer = {};
 };
 
 // An HTTP/1.1 server on its own threads, each with its own event loop; a connection stays on one.

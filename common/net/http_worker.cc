@@ -14,6 +14,7 @@ HttpShared::HttpShared(const HttpSettings& s, HttpHandler h, HttpServerDeps d)
       handler(std::move(h)),
       clock(d.clock),
       log(d.log),
+      on_own_answer(std::move(d.on_own_answer)),
       cors(s.cors_origins),
       open_connections(d.metrics.gauge("tandem_http_connections", "Open client connections")),
       requests(d.metrics.counters(

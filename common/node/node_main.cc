@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "common/base/clock.h"
+#include "common/base/exit.h"
 #include "common/config/config.h"
 #include "common/obs/log.h"
 #include "common/obs/metrics.h"
@@ -17,10 +18,6 @@
 namespace tandem::node {
 namespace {
 
-constexpr int kFailure = 1;
-constexpr int kUsage = 2;
-// Longest answer that a drain waits for.
-constexpr Duration kDrainLimit = std::chrono::seconds(30);
 constexpr long kPollNanoseconds = 50'000'000;
 
 struct Flags {
@@ -45,30 +42,11 @@ int poll_signal(const sigset_t& set) {
   return signal > 0 ? signal : 0;
 }
 
-int report(const std::string& binary, const Error& error) {
-  std::fprintf(stderr, "%s: %s\n", binary.c_str(), error.to_string().c_str());
-  const bool usage = error.code == ErrorCode::kConfig || error.code == ErrorCode::kInvalidArgument;
-  return usage ? kUsage : kFailure;
-}
-
-LogLevel log_level(LogLevelChoice choice) {
-  switch (choice) {
-    case LogLevelChoice::kDebug:
-      return LogLevel::kDebug;
-    case LogLevelChoice::kInfo:
-      return LogLevel::kInfo;
-    case LogLevelChoice::kWarning:
-      return LogLevel::kWarning;
-    case LogLevelChoice::kError:
-      return LogLevel::kError;
-  }
-  return LogLevel::kInfo;
-}
-
-void drain(NodeProcess& process, const Clock& clock, const Logger& log, const sigset_t& set) {
-  log.info("draining", {{"limit_seconds", to_seconds(kDrainLimit)}});
+void drain(NodeProcess& process, Duration limit, const Clock& clock, const Logger& log,
+           const sigset_t& set) {
+  log.info("draining", {{"limit_seconds", to_seconds(limit)}});
   process.drain();
-  const TimePoint end = clock.now() + kDrainLimit;
+  const TimePoint end = clock.now() + limit;
   while (!process.idle() && clock.now() < end) {
     if (poll_signal(set) == 0) continue;
     log.warning("drain_cut_short", {{"reason", "a second signal"}});
@@ -79,24 +57,24 @@ void drain(NodeProcess& process, const Clock& clock, const Logger& log, const si
 
 int run(const NodeMain& main, const ClusterConfig& config, const Flags& flags) {
   auto spec = main.spec(config, flags.name);
-  if (!spec) return report(main.binary, spec.error());
+  if (!spec) return report_exit(main.binary, spec.error());
   spec->run_dir = flags.run_dir;
   spec->version = TANDEM_VERSION;
   const SteadyClock clock;
   auto sink = LogSink::open(config.log.file, clock);
-  if (!sink) return report(main.binary, sink.error());
-  const Logger log = Logger(**sink, log_level(config.log.level))
+  if (!sink) return report_exit(main.binary, sink.error());
+  const Logger log = Logger(**sink, config.log.level)
                          .with({{"role", spec->role_name}, {"node", spec->settings.name}});
   MetricsRegistry metrics;
   const sigset_t signals = end_signals();
   NodeProcess process(*spec, clock, log, metrics);
-  if (auto status = process.start(); !status) return report(main.binary, status.error());
+  if (auto status = process.start(); !status) return report_exit(main.binary, status.error());
   while (poll_signal(signals) == 0) {
     // Not a word more to the router than the end of the connection: it treats that as a node's
     // death, which fails everything over.
     if (process.failed()) return 1;
   }
-  drain(process, clock, log, signals);
+  drain(process, spec->settings.drain_timeout, clock, log, signals);
   return 0;
 }
 
@@ -113,14 +91,14 @@ int node_main(int argc, char** argv, const NodeMain& main) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : kUsage;
+    return app.exit(e) == 0 ? 0 : kExitUsage;
   }
   // Before any thread starts, so that all inherit it and only poll_signal() sees these signals.
   const sigset_t signals = end_signals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
   const auto config = load_cluster_config(flags.config, process_environment());
-  if (!config) return report(main.binary, config.error());
+  if (!config) return report_exit(main.binary, config.error());
   if (flags.print_config) {
     std::fputs(print_config(*config).c_str(), stdout);
     return 0;

@@ -11,8 +11,8 @@
 #include <ctime>
 
 #include "common/base/check.h"
+#include "common/base/json_text.h"
 #include "common/base/utf8.h"
-#include "common/obs/json_text.h"
 
 namespace tandem {
 namespace {
@@ -50,21 +50,6 @@ void append_field(std::string& out, const LogField& field) {
 }
 
 }  // namespace
-
-std::string_view to_string(LogLevel level) {
-  switch (level) {
-    case LogLevel::kDebug:
-      return "debug";
-    case LogLevel::kInfo:
-      return "info";
-    case LogLevel::kWarning:
-      return "warning";
-    case LogLevel::kError:
-      return "error";
-  }
-  TANDEM_CHECK(false, "log level outside its enumeration");
-  return {};
-}
 
 void LogValue::append_to(std::string& out) const {
   if (const auto* flag = std::get_if<bool>(&value_)) {

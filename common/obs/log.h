@@ -12,12 +12,10 @@
 
 #include "common/base/clock.h"
 #include "common/base/fd.h"
+#include "common/base/log_level.h"
 #include "common/base/result.h"
 
 namespace tandem {
-
-enum class LogLevel : uint8_t { kDebug, kInfo, kWarning, kError };
-[[nodiscard]] std::string_view to_string(LogLevel level);  // "debug", "info", "warning", "error"
 
 // A value of a log field. Text is borrowed for the call.
 class LogValue {

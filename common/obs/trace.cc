@@ -1,6 +1,6 @@
 #include "common/obs/trace.h"
 
-#include "common/obs/json_text.h"
+#include "common/base/json_text.h"
 
 namespace tandem {
 

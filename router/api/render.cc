@@ -1,8 +1,12 @@
 #include "router/api/render.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
 
-#include "router/api/json_writer.h"
+#include "common/base/json_text.h"
+#include "common/net/http_message.h"
 
 namespace tandem::router {
 
@@ -32,6 +36,15 @@ void append_head(std::string& out, const AnswerHead& head, bool chunk) {
   append_json_string(out, head.fingerprint);
 }
 
+// Minus infinity and other non-numbers are -9999.0, OpenAI's "very unlikely".
+void append_logprob(std::string& out, float value) {
+  // Through text of the float itself: as a double it would gain digits that it does not have.
+  std::array<char, 40> digits;
+  const float finite = std::isfinite(value) ? value : -9999.0F;
+  const auto result = std::to_chars(digits.data(), digits.data() + digits.size(), finite);
+  out.append(digits.data(), result.ptr);
+}
+
 void append_bytes(std::string& out, std::string_view text) {
   out += '[';
   for (size_t i = 0; i < text.size(); ++i) {
@@ -45,7 +58,7 @@ void append_chat_token(std::string& out, std::string_view text, float logprob) {
   out += "\"token\":";
   append_json_string(out, text);
   out += ",\"logprob\":";
-  append_json_logprob(out, logprob);
+  append_logprob(out, logprob);
   out += ",\"bytes\":";
   append_bytes(out, text);
 }
@@ -78,7 +91,7 @@ void append_top_map(std::string& out, const LogprobEntry& entry) {
     if (!seen.empty()) out += ',';
     out += key;
     out += ':';
-    append_json_logprob(out, logprob);
+    append_logprob(out, logprob);
     seen.push_back(std::move(key));
   };
   for (const auto& [text, logprob] : entry.top) add(text, logprob);
@@ -105,7 +118,7 @@ void append_legacy_logprobs(std::string& out, std::span<const LogprobEntry> entr
   out += ',';
   append_list(out, "token_logprobs", entries, [&](const LogprobEntry& e) {
     if (e.logprob) {
-      append_json_logprob(out, *e.logprob);
+      append_logprob(out, *e.logprob);
     } else {
       out += "null";
     }
@@ -211,7 +224,7 @@ void append_done(std::string& out) { out += "data: [DONE]\n\n"; }
 
 void append_error_event(std::string& out, const Error& error) {
   out += "data: ";
-  out += render_error(error);
+  out += openai_error_body(error);
   out += "\n\n";
 }
 
@@ -246,24 +259,6 @@ std::string render_answer(const AnswerHead& head, std::span<const ChoiceBody> ch
   out += "],\"usage\":";
   append_usage_object(out, usage);
   out += '}';
-  return out;
-}
-
-std::string render_error(const Error& error, std::string_view code) {
-  const ErrorTraits& traits = error_traits(error.code);
-  std::string out = "{\"error\":{\"message\":";
-  append_json_string(out, error.detail);
-  out += ",\"type\":";
-  append_json_string(out, traits.type);
-  out += ",\"param\":";
-  if (error.param.empty()) {
-    out += "null";
-  } else {
-    append_json_string(out, error.param);
-  }
-  out += ",\"code\":";
-  append_json_string(out, code.empty() ? traits.label : code);
-  out += "}}";
   return out;
 }
 

@@ -76,9 +76,6 @@ struct ChoiceBody {
 [[nodiscard]] std::string render_answer(const AnswerHead& head, std::span<const ChoiceBody> choices,
                                         const Usage& usage);
 
-// {"error":{"message","type","param","code"}}. `code` overrides the error table's label.
-[[nodiscard]] std::string render_error(const Error& error, std::string_view code = {});
-
 // One entry of `logprobs.content` (chat), and the whole `logprobs` object in either shape.
 void append_logprobs(std::string& out, Endpoint endpoint, std::span<const LogprobEntry> entries);
 

@@ -118,7 +118,12 @@ Status Router::start(const std::string& run_dir) {
                                 [api = api_.get()](HttpRequest request, HttpResponder responder) {
                                   api->handle(std::move(request), std::move(responder));
                                 },
-                                {.clock = clock_, .log = log_, .metrics = registry_}));
+                                {.clock = clock_,
+                                 .log = log_,
+                                 .metrics = registry_,
+                                 .on_own_answer = [metrics = metrics_.get()](int status) {
+                                   metrics->requests.with({"refused", status_class(status)}).add();
+                                 }}));
   const std::string http = config_.router.http.host + ":" + std::to_string(http_->port());
   const std::string control =
       config_.router.control.host + ":" + std::to_string(cluster_->control_port());

@@ -13,7 +13,9 @@ Label role_label() { return {.name = "role", .values = {"prefill", "decode"}}; }
 Label route_label() {
   return {.name = "route",
           .values = {"chat", "completions", "models", "tokenize", "detokenize", "health", "metrics",
-                     "status", "page", "version"}};
+                     "status", "page", "version",
+                     // No such path or method; answered by the HTTP server itself (refusals).
+                     "none", "refused"}};
 }
 
 double delta(uint64_t now, uint64_t before) { return static_cast<double>(now - before); }

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/json_text.h"
 #include "common/obs/metrics.h"
 #include "common/text/tokenizer.h"
-#include "router/api/json_writer.h"
 #include "router/cluster/cluster_link.h"
 #include "router/cluster/router_metrics.h"
 #include "router/status_page/page.h"
@@ -22,6 +22,16 @@ std::string new_answer_id(Endpoint endpoint) {
   std::string id = endpoint == Endpoint::kChat ? "chatcmpl-" : "cmpl-";
   for (char c : bytes) id += fmt::format("{:02x}", static_cast<unsigned char>(c));
   return id;
+}
+
+std::string_view route_of(Endpoint endpoint) {
+  switch (endpoint) {
+    case Endpoint::kChat:
+      return "chat";
+    case Endpoint::kCompletion:
+      return "completions";
+  }
+  return {};
 }
 
 template <typename T>
@@ -77,9 +87,7 @@ void ApiServer::route(std::string method, std::string path, std::string name, Ha
                                                                          HttpResponder responder) {
     if (guarded) {
       if (Status allowed = gate_.check(request); !allowed) {
-        HttpResponse response = error_response(allowed.error());
-        response.headers.emplace_back("WWW-Authenticate", "Bearer");
-        return answer(responder, name, std::move(response));
+        return answer(responder, name, error_response(allowed.error()));
       }
     }
     (this->*handler)(std::move(request), std::move(responder));
@@ -92,7 +100,8 @@ void ApiServer::route(std::string method, std::string path, std::string name, Ha
 }
 
 void ApiServer::handle(HttpRequest request, HttpResponder responder) const {
-  router_.handle(std::move(request), std::move(responder));
+  const int unmatched = router_.handle(std::move(request), std::move(responder));
+  if (unmatched != 0) deps_.metrics.requests.with({"none", status_class(unmatched)}).add();
 }
 
 void ApiServer::answer(const HttpResponder& responder, std::string_view route,
@@ -105,7 +114,7 @@ void ApiServer::answer_error(const HttpResponder& responder, std::string_view ro
                              const Error& error) const {
   HttpResponse response = error_response(error);
   if (std::string_view code = special_code(error); !code.empty())
-    response.body = render_error(error, code);
+    response.body = openai_error_body(error, code);
   answer(responder, route, std::move(response));
 }
 
@@ -198,8 +207,7 @@ Result<GenerationPlan> ApiServer::plan_completion(const HttpRequest& request) co
 void ApiServer::generate(Result<GenerationPlan> plan, HttpResponder responder,
                          Endpoint endpoint) const {
   if (!plan) {
-    return answer_error(responder, endpoint == Endpoint::kChat ? "chat" : "completions",
-                        plan.error());
+    return answer_error(responder, route_of(endpoint), plan.error());
   }
   Generation::start({.clock = deps_.clock,
                      .log = deps_.log,
@@ -210,12 +218,43 @@ void ApiServer::generate(Result<GenerationPlan> plan, HttpResponder responder,
                     std::move(*plan), std::move(responder));
 }
 
+void ApiServer::with_text(HttpRequest request, HttpResponder responder, std::string_view route,
+                          TextWork work) const {
+  if (request.body.size() < TextWorker::kLongBody) return work(request, responder, false);
+  const auto held = std::make_shared<HttpRequest>(std::move(request));
+  const auto task = [this, held, responder, work = std::move(work)] {
+    try {
+      work(*held, responder, true);
+    } catch (const std::exception& e) {  // its last responder then answers with a 500
+      deps_.log.error("http_handler_failed",
+                      {{"request_id", held->request_id}, {"error", e.what()}});
+    }
+  };
+  if (text_worker_.run(task)) return;
+  answer_error(responder, route,
+               make_error(ErrorCode::kQueueFull,
+                          "too many long texts are being tokenized; try again in a moment"));
+}
+
+// A Generation belongs to the connection's thread from its first moment on.
+void ApiServer::plan_and_generate(HttpRequest request, HttpResponder responder,
+                                  Endpoint endpoint) const {
+  with_text(std::move(request), std::move(responder), route_of(endpoint),
+            [this, endpoint](const HttpRequest& q, const HttpResponder& r, bool elsewhere) {
+              Result<GenerationPlan> plan =
+                  endpoint == Endpoint::kChat ? plan_chat(q) : plan_completion(q);
+              if (!elsewhere) return generate(std::move(plan), r, endpoint);
+              auto held = std::make_shared<Result<GenerationPlan>>(std::move(plan));
+              r.post([this, held, r, endpoint] { generate(std::move(*held), r, endpoint); });
+            });
+}
+
 void ApiServer::chat(HttpRequest request, HttpResponder responder) const {
-  generate(plan_chat(request), std::move(responder), Endpoint::kChat);
+  plan_and_generate(std::move(request), std::move(responder), Endpoint::kChat);
 }
 
 void ApiServer::completions(HttpRequest request, HttpResponder responder) const {
-  generate(plan_completion(request), std::move(responder), Endpoint::kCompletion);
+  plan_and_generate(std::move(request), std::move(responder), Endpoint::kCompletion);
 }
 
 std::string ApiServer::model_object(const std::string& id) const {
@@ -249,6 +288,11 @@ void ApiServer::model(HttpRequest request, HttpResponder responder) const {
 }
 
 void ApiServer::tokenize(HttpRequest request, HttpResponder responder) const {
+  with_text(std::move(request), std::move(responder), "tokenize",
+            [this](const HttpRequest& q, const HttpResponder& r, bool) { tokenize_now(q, r); });
+}
+
+void ApiServer::tokenize_now(const HttpRequest& request, const HttpResponder& responder) const {
   const ApiLimits limits = this->limits();
   auto run = [&]() -> Result<HttpResponse> {
     TANDEM_ASSIGN(const TokenizeRequest parsed, parse_tokenize_request(request.body, limits));
@@ -284,6 +328,11 @@ void ApiServer::tokenize(HttpRequest request, HttpResponder responder) const {
 }
 
 void ApiServer::detokenize(HttpRequest request, HttpResponder responder) const {
+  with_text(std::move(request), std::move(responder), "detokenize",
+            [this](const HttpRequest& q, const HttpResponder& r, bool) { detokenize_now(q, r); });
+}
+
+void ApiServer::detokenize_now(const HttpRequest& request, const HttpResponder& responder) const {
   auto run = [&]() -> Result<HttpResponse> {
     TANDEM_ASSIGN(const DetokenizeRequest parsed, parse_detokenize_request(request.body, limits()));
     if (!parsed.model.empty()) TANDEM_TRY(check_model(parsed.model));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "router/api/request.h"
 #include "router/http/generation.h"
 #include "router/http/prompt_builder.h"
+#include "router/http/text_worker.h"
 
 namespace tandem {
 class MetricsRegistry;
@@ -66,6 +68,13 @@ class ApiServer {
   void page(HttpRequest request, HttpResponder responder) const;
   void version(HttpRequest request, HttpResponder responder) const;
 
+  using TextWork = std::function<void(const HttpRequest&, const HttpResponder&, bool elsewhere)>;
+  // Runs `work` at once, or on the text worker's thread (`elsewhere`) if the body is long.
+  void with_text(HttpRequest request, HttpResponder responder, std::string_view route,
+                 TextWork work) const;
+  void plan_and_generate(HttpRequest request, HttpResponder responder, Endpoint endpoint) const;
+  void tokenize_now(const HttpRequest& request, const HttpResponder& responder) const;
+  void detokenize_now(const HttpRequest& request, const HttpResponder& responder) const;
   [[nodiscard]] Result<GenerationPlan> plan_chat(const HttpRequest& request) const;
   [[nodiscard]] Result<GenerationPlan> plan_completion(const HttpRequest& request) const;
   void generate(Result<GenerationPlan> plan, HttpResponder responder, Endpoint endpoint) const;
@@ -85,6 +94,7 @@ class ApiServer {
   const ApiKeyGate gate_;
   const int64_t created_;
   HttpRouter router_;
+  mutable TextWorker text_worker_;  // last: its work uses the rest
 };
 
 }  // namespace tandem::router

@@ -7,7 +7,7 @@
 #include <limits>
 #include <utility>
 
-#include "router/api/json_writer.h"
+#include "common/base/json_text.h"
 
 namespace tandem::router {
 

@@ -12,6 +12,7 @@
 #include "common/net/io_thread.h"
 #include "tools/bench/completion_stream.h"
 #include "tools/bench/prompts.h"
+#include "tools/client/http_fetch.h"
 
 namespace tandem::bench {
 namespace {
@@ -32,67 +33,16 @@ constexpr std::string_view kPoolText =
     "turned yellow, "
     "and somebody on the far bank began to wave a white cloth from the roof of the mill.";
 
-struct Reply {
-  int status = 0;
-  std::string body;
-};
-
 HttpHeaders request_headers(const LoadOptions& options) {
   HttpHeaders headers{{"Content-Type", "application/json"}};
   if (!options.api_key.empty()) headers.emplace_back("Authorization", "Bearer " + options.api_key);
   return headers;
 }
 
-// One whole exchange, waited for. Not from the loop's thread.
-Result<json::object> call(IoThread& io, AsyncHttpClient& client, HttpCall request) {
-  struct Pending {
-    Reply reply;
-    std::promise<Status> done;
-  };
-  auto pending = std::make_shared<Pending>();
-  std::future<Status> done = pending->done.get_future();
-  const std::string what = request.method + " " + request.target;
-  io.post([&client, pending, request = std::move(request)]() mutable {
-    client.send(std::move(request),
-                {[pending](int status, const HttpHeaders&) { pending->reply.status = status; },
-                 [pending](std::string_view bytes) { pending->reply.body += bytes; },
-                 [pending](Status outcome) { pending->done.set_value(std::move(outcome)); }});
-  });
-  if (done.wait_for(std::chrono::seconds(30)) != std::future_status::ready)
-    return fail(ErrorCode::kDeadlineExceeded, what + ": no answer within 30 s", "--url");
-  TANDEM_TRY(done.get());
-  boost::system::error_code error;
-  const json::value value = json::parse(pending->reply.body, error);
-  if (pending->reply.status != 200 || error || !value.is_object()) {
-    return fail(
-        ErrorCode::kUnavailable,
-        fmt::format("{}: HTTP {}: {:.200}", what, pending->reply.status, pending->reply.body),
-        "--url");
-  }
-  return value.get_object();
-}
-
-Result<std::string> first_model(IoThread& io, AsyncHttpClient& client, const LoadOptions& options) {
-  TANDEM_ASSIGN(const json::object models,
-                call(io, client, {"GET", "/v1/models", request_headers(options), ""}));
-  const json::value* data = models.if_contains("data");
-  if (data && data->is_array() && !data->get_array().empty()) {
-    const json::value& model = data->get_array().front();
-    if (model.is_object()) {
-      if (const json::value* id = model.get_object().if_contains("id"); id && id->is_string())
-        return std::string(id->get_string());
-    }
-  }
-  return fail(ErrorCode::kNotFound, "/v1/models lists no model: name one with --model", "--model");
-}
-
-Result<std::vector<TokenId>> token_pool(IoThread& io, AsyncHttpClient& client,
-                                        const LoadOptions& options, const std::string& model) {
+Result<std::vector<TokenId>> token_pool(client::HttpFetcher& server, const std::string& model) {
   const json::object body = {
       {"model", model}, {"prompt", kPoolText}, {"add_special_tokens", false}};
-  TANDEM_ASSIGN(
-      const json::object reply,
-      call(io, client, {"POST", "/tokenize", request_headers(options), json::serialize(body)}));
+  TANDEM_ASSIGN(const json::object reply, server.post_object("/tokenize", json::serialize(body)));
   std::set<TokenId> ids;
   if (const json::value* tokens = reply.if_contains("tokens"); tokens && tokens->is_array()) {
     for (const json::value& id : tokens->get_array()) {
@@ -103,6 +53,26 @@ Result<std::vector<TokenId>> token_pool(IoThread& io, AsyncHttpClient& client,
     return fail(ErrorCode::kUnsupported, "/tokenize gave no token ids; this load needs them",
                 "--url");
   return std::vector<TokenId>(ids.begin(), ids.end());
+}
+
+// What the server is asked before the load begins.
+struct Prepared {
+  std::string model;
+  PromptMaker prompts;
+};
+
+Result<Prepared> prepare(const LoadOptions& options) {
+  TANDEM_ASSIGN(auto server,
+                client::HttpFetcher::create({.url = options.url,
+                                             .api_key = options.api_key,
+                                             .timeout = std::chrono::seconds(30),
+                                             .verify_certificate = options.verify_certificate}));
+  std::string model = options.model;
+  if (model.empty()) {
+    TANDEM_ASSIGN(model, server->first_model());
+  }
+  TANDEM_ASSIGN(std::vector<TokenId> pool, token_pool(*server, model));
+  return Prepared{model, PromptMaker(std::move(pool), options.seed, options.length_scale)};
 }
 
 std::string completion_body(const std::string& model, const std::vector<TokenId>& prompt,
@@ -284,27 +254,14 @@ class Load {
 Result<Report> run_load(const std::vector<TraceRequest>& load, const LoadOptions& options,
                         const Clock& clock) {
   if (load.empty()) return fail(ErrorCode::kInvalidArgument, "nothing to send");
+  TANDEM_ASSIGN(const Prepared prepared, prepare(options));
   IoThread io("bench");
   AsyncHttpOptions http;
   http.silence_timeout = options.request_timeout;
   http.verify_certificate = options.verify_certificate;
   TANDEM_ASSIGN(auto client, AsyncHttpClient::create(io, options.url, http));
   io.start();
-  const auto prepare = [&]() -> Result<std::pair<std::string, PromptMaker>> {
-    std::string model = options.model;
-    if (model.empty()) {
-      TANDEM_ASSIGN(model, first_model(io, *client, options));
-    }
-    TANDEM_ASSIGN(std::vector<TokenId> pool, token_pool(io, *client, options, model));
-    return std::pair(model, PromptMaker(std::move(pool), options.seed, options.length_scale));
-  };
-  auto prepared = prepare();
-  if (!prepared) {
-    io.stop();
-    return fail(std::move(prepared).error());
-  }
-  Load run(load, options, clock, io, *client, std::move(prepared->first),
-           std::move(prepared->second));
+  Load run(load, options, clock, io, *client, prepared.model, prepared.prompts);
   run.begin().wait();
   io.stop();
   run.end();

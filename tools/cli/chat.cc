@@ -19,7 +19,7 @@ namespace {
 
 namespace json = boost::json;
 
-struct Flags {
+struct ChatFlags {
   ServerFlags server;
   std::string model, system, ask;
   uint32_t max_tokens = 512;
@@ -54,30 +54,7 @@ struct Answer {
   uint32_t prompt_tokens = 0, output_tokens = 0;
 };
 
-Result<json::object> get_object(client::HttpFetcher& fetcher, std::string_view target) {
-  TANDEM_ASSIGN(const client::FetchResult answer, fetcher.get(target));
-  json::error_code error;
-  json::value value = json::parse(answer.body, error);
-  if (answer.status != 200 || error || !value.is_object()) {
-    return fail(ErrorCode::kUnavailable, std::string(target) + " answered " +
-                                             std::to_string(answer.status) + ": " +
-                                             answer.body.substr(0, 300));
-  }
-  return std::move(value.get_object());
-}
-
-Result<std::string> first_model(client::HttpFetcher& fetcher) {
-  TANDEM_ASSIGN(const json::object models, get_object(fetcher, "/v1/models"));
-  json::error_code error;
-  const json::value whole(models);
-  const json::value* id = whole.find_pointer("/data/0/id", error);
-  if (error || id == nullptr || !id->is_string()) {
-    return fail(ErrorCode::kUnavailable, "the server lists no model");
-  }
-  return std::string(id->get_string());
-}
-
-Result<Answer> ask(client::HttpFetcher& fetcher, const Flags& flags, const std::string& model,
+Result<Answer> ask(client::HttpFetcher& fetcher, const ChatFlags& flags, const std::string& model,
                    const json::array& messages, const Clock& clock) {
   json::object body{{"model", model},
                     {"messages", messages},
@@ -116,7 +93,7 @@ Result<Answer> ask(client::HttpFetcher& fetcher, const Flags& flags, const std::
 }
 
 std::optional<TransferTotals> read_transfers(client::HttpFetcher& fetcher) {
-  const auto status = get_object(fetcher, "/status");
+  const auto status = fetcher.get_object("/status");
   if (!status) return std::nullopt;
   return transfer_totals(*status);
 }
@@ -154,7 +131,7 @@ std::optional<TransferTotals> settled_transfers(client::HttpFetcher& fetcher,
   return after;
 }
 
-Status one_turn(client::HttpFetcher& fetcher, const Flags& flags, const std::string& model,
+Status one_turn(client::HttpFetcher& fetcher, const ChatFlags& flags, const std::string& model,
                 json::array& messages, const Clock& clock) {
   const auto before = flags.stats ? read_transfers(fetcher) : std::nullopt;
   auto answer = ask(fetcher, flags, model, messages, clock);
@@ -164,13 +141,13 @@ Status one_turn(client::HttpFetcher& fetcher, const Flags& flags, const std::str
   return {};
 }
 
-Status chat(const Flags& flags, const CommandContext& context) {
+Status chat(const ChatFlags& flags, const CommandContext& context) {
   TANDEM_ASSIGN(client::FetchOptions options, resolve_server(flags.server, context.environment));
   options.timeout = std::chrono::seconds(300);
   TANDEM_ASSIGN(auto fetcher, client::HttpFetcher::create(options));
   std::string model = flags.model;
   if (model.empty()) {
-    TANDEM_ASSIGN(model, first_model(*fetcher));
+    TANDEM_ASSIGN(model, fetcher->first_model());
   }
   json::array messages;
   if (!flags.system.empty()) {
@@ -202,8 +179,6 @@ Status chat(const Flags& flags, const CommandContext& context) {
     messages.pop_back();
     if (turn.error().code != ErrorCode::kCancelled && !terminal) return turn;
     std::fprintf(stderr, "tandem chat: %s\n", turn.error().detail.c_str());
-    // A cut request may have left its connection half-read: begin with a fresh one.
-    TANDEM_ASSIGN(fetcher, client::HttpFetcher::create(options));
   }
   return {};
 }
@@ -211,7 +186,7 @@ Status chat(const Flags& flags, const CommandContext& context) {
 }  // namespace
 
 void add_chat(CLI::App& app, CommandContext& context) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<ChatFlags>();
   CLI::App* command = app.add_subcommand("chat", "talk to a running cluster");
   add_server_flags(*command, flags->server);
   command->add_option("--model", flags->model, "default: the first that the server lists");

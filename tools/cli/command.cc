@@ -6,24 +6,11 @@
 #include <memory>
 
 namespace tandem::cli {
-namespace {
-
-int exit_code_of(ErrorCode code) {
-  const bool usage = code == ErrorCode::kInvalidArgument || code == ErrorCode::kConfig;
-  return usage ? kExitUsage : kExitFailure;
-}
-
-}  // namespace
 
 void run(CommandContext& context, std::string_view name, const std::function<Status()>& command) {
   const Status status = command();
   if (status) return;
-  const Error& error = status.error();
-  std::fflush(stdout);
-  std::fprintf(stderr, "tandem %.*s: %s%s%s%s\n", static_cast<int>(name.size()), name.data(),
-               error.detail.c_str(), error.param.empty() ? "" : " (", error.param.c_str(),
-               error.param.empty() ? "" : ")");
-  context.exit_code = exit_code_of(error.code);
+  context.exit_code = report_exit("tandem " + std::string(name), status.error());
 }
 
 Result<std::string> read_text_file(const std::string& path, size_t limit) {

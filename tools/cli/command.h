@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "common/base/clock.h"
+#include "common/base/exit.h"
 #include "common/base/result.h"
 #include "common/config/environment.h"
 
@@ -13,10 +14,6 @@ class App;
 }
 
 namespace tandem::cli {
-
-inline constexpr int kExitOk = 0;
-inline constexpr int kExitFailure = 1;
-inline constexpr int kExitUsage = 2;
 
 // What main() gives every command; outlives all of them.
 struct CommandContext {

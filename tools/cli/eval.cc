@@ -14,7 +14,7 @@
 namespace tandem::cli {
 namespace {
 
-struct Flags {
+struct EvalFlags {
   local::LocalOptions model;
   std::string data;
   size_t limit = 0;
@@ -32,7 +32,7 @@ struct Totals {
 
 // The conversations of a JSON-lines file as token ids: rendered without a generation prompt, cut to
 // the context. Empty lines do not count.
-Result<std::vector<std::vector<TokenId>>> read_chats(const Flags& flags,
+Result<std::vector<std::vector<TokenId>>> read_chats(const EvalFlags& flags,
                                                      const text::TextModel& text, size_t vocab) {
   TANDEM_ASSIGN(const std::string data, read_text_file(flags.data, size_t{1} << 30));
   std::vector<std::vector<TokenId>> chats;
@@ -61,7 +61,7 @@ Result<std::vector<std::vector<TokenId>>> read_chats(const Flags& flags,
   return chats;
 }
 
-void print(const Flags& flags, const Totals& totals, double perplexity, double seconds,
+void print(const EvalFlags& flags, const Totals& totals, double perplexity, double seconds,
            const local::LocalModel& model) {
   const double ratio =
       static_cast<double>(totals.wire_bytes) / static_cast<double>(totals.raw_bytes);
@@ -91,7 +91,7 @@ void print(const Flags& flags, const Totals& totals, double perplexity, double s
   std::printf("%s\n", out.str().c_str());
 }
 
-Status eval(Flags flags, const Clock& clock) {
+Status eval(EvalFlags flags, const Clock& clock) {
   TANDEM_ASSIGN(auto checkpoint, local::open_checkpoint(flags.model));
   print_warnings(*checkpoint);
   const model::ModelConfig config = checkpoint->config();
@@ -128,7 +128,7 @@ Status eval(Flags flags, const Clock& clock) {
 }  // namespace
 
 void add_eval(CLI::App& app, CommandContext& context) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<EvalFlags>();
   CLI::App* command = app.add_subcommand("eval",
                                          "perplexity of a model on conversations: exp(total "
                                          "negative log-likelihood / predicted tokens)");

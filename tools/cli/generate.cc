@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "common/base/json_text.h"
 #include "common/model/config.h"
-#include "common/obs/json_text.h"
 #include "common/text/incremental_detokenizer.h"
 #include "tools/cli/command.h"
 #include "tools/cli/json_output.h"
@@ -17,7 +17,7 @@
 namespace tandem::cli {
 namespace {
 
-struct Flags {
+struct GenerateFlags {
   local::LocalOptions model;
   std::optional<std::string> prompt, chat, ids, ids_file;
   uint32_t max_tokens = 0;  // 0: kDefaultMaxTokens, or what the context leaves
@@ -34,7 +34,7 @@ struct Prompt {
   std::string source;  // flag, for messages
 };
 
-Result<Prompt> read_ids(const Flags& flags) {
+Result<Prompt> read_ids(const GenerateFlags& flags) {
   if (flags.ids) {
     TANDEM_ASSIGN(auto ids, parse_ids(*flags.ids, "--ids"));
     return Prompt{std::move(ids), "--ids"};
@@ -44,7 +44,7 @@ Result<Prompt> read_ids(const Flags& flags) {
   return Prompt{std::move(ids), *flags.ids_file};
 }
 
-Result<Prompt> read_prompt(const Flags& flags, const text::TextModel* text) {
+Result<Prompt> read_prompt(const GenerateFlags& flags, const text::TextModel* text) {
   if (flags.ids || flags.ids_file) return read_ids(flags);
   if (flags.prompt) {
     TANDEM_ASSIGN(auto ids, text->tokenizer->encode(*flags.prompt, {.add_special_tokens = true}));
@@ -57,7 +57,7 @@ Result<Prompt> read_prompt(const Flags& flags, const text::TextModel* text) {
 }
 
 // How many tokens to generate; refuses what the context cannot hold.
-Result<uint32_t> answer_length(const Flags& flags, const Prompt& prompt,
+Result<uint32_t> answer_length(const GenerateFlags& flags, const Prompt& prompt,
                                const model::ModelConfig& config) {
   const size_t used = prompt.ids.size();
   if (used >= config.max_positions) {
@@ -127,7 +127,7 @@ void print_profile(const engine::StepProfile& profile) {
   }
 }
 
-Status generate(const Flags& flags, const Clock& clock) {
+Status generate(const GenerateFlags& flags, const Clock& clock) {
   TANDEM_ASSIGN(auto checkpoint, local::open_checkpoint(flags.model));
   print_warnings(*checkpoint);
   const model::ModelConfig config = checkpoint->config();
@@ -211,7 +211,7 @@ void add_sampling_flags(CLI::App& command, engine::SamplingParams& sampling) {
 }  // namespace
 
 void add_generate(CLI::App& app, CommandContext& context) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<GenerateFlags>();
   CLI::App* command =
       app.add_subcommand("generate", "answer one prompt in this process, without a cluster");
   add_model_flags(*command, flags->model);

@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-#include "common/obs/json_text.h"
+#include "common/base/json_text.h"
 
 namespace tandem::cli {
 

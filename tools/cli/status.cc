@@ -15,13 +15,13 @@ namespace {
 
 namespace json = boost::json;
 
-struct Flags {
+struct StatusFlags {
   ServerFlags server;
   bool json = false;
   bool url_only = false;
 };
 
-void print_processes(const Flags& flags, const Environment& environment) {
+void print_processes(const StatusFlags& flags, const Environment& environment) {
   if (!flags.server.url.empty()) return;
   const std::string run_dir =
       flags.server.run_dir.empty() ? supervise::default_run_dir(environment) : flags.server.run_dir;
@@ -34,7 +34,7 @@ void print_processes(const Flags& flags, const Environment& environment) {
   }
 }
 
-Status status(const Flags& flags, CommandContext& context) {
+Status status(const StatusFlags& flags, CommandContext& context) {
   TANDEM_ASSIGN(const client::FetchOptions options,
                 resolve_server(flags.server, context.environment));
   if (flags.url_only) {
@@ -42,7 +42,7 @@ Status status(const Flags& flags, CommandContext& context) {
     return {};
   }
   TANDEM_ASSIGN(auto fetcher, client::HttpFetcher::create(options));
-  TANDEM_ASSIGN(const client::FetchResult answer, fetcher->get("/status"));
+  TANDEM_ASSIGN(const HttpReply answer, fetcher->get("/status"));
   if (answer.status != 200) {
     return fail(answer.status == 401 ? ErrorCode::kUnauthenticated : ErrorCode::kUnavailable,
                 options.url + "/status answered " + std::to_string(answer.status) + ": " +
@@ -67,7 +67,7 @@ Status status(const Flags& flags, CommandContext& context) {
 }  // namespace
 
 void add_status(CLI::App& app, CommandContext& context) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<StatusFlags>();
   CLI::App* command = app.add_subcommand(
       "status",
       "nodes, queues, KV and transfers of a running cluster; exit code 1 unless it is ready");

@@ -12,7 +12,7 @@
 namespace tandem::cli {
 namespace {
 
-struct Flags {
+struct TokenizeFlags {
   std::string model;
   std::optional<std::string> text, file, chat;
   bool no_special = false;
@@ -20,7 +20,7 @@ struct Flags {
   bool json = false;
 };
 
-Status tokenize(const Flags& flags, const Clock& clock) {
+Status tokenize(const TokenizeFlags& flags, const Clock& clock) {
   TANDEM_ASSIGN(const text::TextModel model, load_text_of(flags.model, clock));
   RenderedPrompt prompt;
   if (flags.chat) {
@@ -62,7 +62,7 @@ Status tokenize(const Flags& flags, const Clock& clock) {
 }  // namespace
 
 void add_tokenize(CLI::App& app, CommandContext& context) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<TokenizeFlags>();
   CLI::App* command =
       app.add_subcommand("tokenize", "show the token ids of a text or a conversation");
   command->add_option("MODEL", flags->model, "Hugging Face folder or GGUF file")->required();

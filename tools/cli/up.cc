@@ -182,8 +182,9 @@ Status down(std::string run_dir, const CommandContext& context) {
                 "cannot signal process " + std::to_string(*holder) + ": " + std::strerror(errno));
   }
   std::fprintf(stderr, "stopping process %d and its roles\n", *holder);
-  if (wait_for_release(run_dir, std::chrono::seconds(30), context.clock)) return {};
-  std::fprintf(stderr, "not gone after 30 s; killing\n");
+  const Duration limit = std::chrono::seconds(5 + (state ? state->stop_seconds : 0));
+  if (wait_for_release(run_dir, limit, context.clock)) return {};
+  std::fprintf(stderr, "not gone after %.0f s; killing\n", to_seconds(limit));
   ::kill(*holder, SIGKILL);
   if (state) {
     for (const auto& process : state->processes) {

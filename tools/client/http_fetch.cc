@@ -1,110 +1,79 @@
 #include "tools/client/http_fetch.h"
 
-#include <condition_variable>
-#include <mutex>
-#include <optional>
+#include <boost/json.hpp>
 #include <utility>
-
-#include "common/net/async_http_client.h"
-#include "common/net/io_thread.h"
 
 namespace tandem::client {
 namespace {
 
-// One request on its way. Shared with the callbacks, so that a late one finds it alive.
-struct Pending {
-  std::mutex mutex;
-  std::condition_variable ended;
-  FetchResult result;
-  std::optional<Status> outcome;
-};
+namespace json = boost::json;
+
+Result<json::object> object_of(std::string_view target, const HttpReply& reply) {
+  json::error_code error;
+  json::value value = json::parse(reply.body, error);
+  if (reply.status != 200 || error || !value.is_object()) {
+    return fail(ErrorCode::kUnavailable, std::string(target) + " answered " +
+                                             std::to_string(reply.status) + ": " +
+                                             reply.body.substr(0, 300));
+  }
+  return std::move(value.get_object());
+}
 
 }  // namespace
 
-struct HttpFetcher::State {
-  FetchOptions options;
-  IoThread io{"http-fetch"};
-  std::unique_ptr<AsyncHttpClient> client;
-
-  Result<FetchResult> run(HttpCall call, std::function<void(std::string_view)> on_data,
-                          const std::function<bool()>& cancelled);
-};
-
-HttpFetcher::HttpFetcher(std::unique_ptr<State> state) : state_(std::move(state)) {}
-
-HttpFetcher::~HttpFetcher() {
-  state_->io.stop();
-  state_->client.reset();
-}
+HttpFetcher::HttpFetcher(std::unique_ptr<HttpClient> client, std::string api_key)
+    : client_(std::move(client)), api_key_(std::move(api_key)) {}
 
 Result<std::unique_ptr<HttpFetcher>> HttpFetcher::create(const FetchOptions& options) {
-  auto state = std::make_unique<State>();
-  state->options = options;
   AsyncHttpOptions http;
   http.connect_timeout = options.timeout;
   http.silence_timeout = options.timeout;
   http.verify_certificate = options.verify_certificate;
-  TANDEM_ASSIGN(state->client, AsyncHttpClient::create(state->io, options.url, http));
-  state->io.start();
-  return std::unique_ptr<HttpFetcher>(new HttpFetcher(std::move(state)));
+  TANDEM_ASSIGN(auto client, HttpClient::create(options.url, http));
+  return std::unique_ptr<HttpFetcher>(new HttpFetcher(std::move(client), options.api_key));
 }
 
-Result<FetchResult> HttpFetcher::State::run(HttpCall call,
-                                            std::function<void(std::string_view)> on_data,
-                                            const std::function<bool()>& cancelled) {
-  if (!options.api_key.empty()) {
-    call.headers.emplace_back("Authorization", "Bearer " + options.api_key);
-  }
-  auto pending = std::make_shared<Pending>();
-  HttpCallEvents events;
-  events.on_head = [pending](int status, const HttpHeaders&) {
-    const std::lock_guard lock(pending->mutex);
-    pending->result.status = status;
-  };
-  events.on_data = [pending, on_data = std::move(on_data)](std::string_view bytes) {
-    {
-      const std::lock_guard lock(pending->mutex);
-      if (!on_data || pending->result.status != 200) {
-        pending->result.body += bytes;
-        return;
-      }
-    }
-    on_data(bytes);
-  };
-  events.on_end = [pending](Status outcome) {
-    const std::lock_guard lock(pending->mutex);
-    pending->outcome = std::move(outcome);
-    pending->ended.notify_all();
-  };
-  io.post([this, call = std::move(call), events = std::move(events)]() mutable {
-    client->send(std::move(call), std::move(events));
-  });
-  std::unique_lock lock(pending->mutex);
-  while (!pending->outcome) {
-    pending->ended.wait_for(lock, std::chrono::milliseconds(100));
-    if (cancelled && !pending->outcome && cancelled()) {
-      return fail(ErrorCode::kCancelled, "cancelled");
-    }
-  }
-  if (!*pending->outcome) return fail(pending->outcome->error());
-  return std::move(pending->result);
-}
-
-Result<FetchResult> HttpFetcher::get(std::string_view target) {
+HttpCall HttpFetcher::call(std::string method, std::string_view target) const {
   HttpCall call;
+  call.method = std::move(method);
   call.target = target;
-  return state_->run(std::move(call), {}, {});
+  if (!api_key_.empty()) call.headers.emplace_back("Authorization", "Bearer " + api_key_);
+  return call;
 }
 
-Result<FetchResult> HttpFetcher::post_json(std::string_view target, std::string body,
-                                           std::function<void(std::string_view)> on_data,
-                                           const std::function<bool()>& cancelled) {
-  HttpCall call;
-  call.method = "POST";
-  call.target = target;
-  call.headers.emplace_back("Content-Type", "application/json");
-  call.body = std::move(body);
-  return state_->run(std::move(call), std::move(on_data), cancelled);
+Result<HttpReply> HttpFetcher::get(std::string_view target) {
+  return client_->request(call("GET", target));
+}
+
+Result<HttpReply> HttpFetcher::post_json(std::string_view target, std::string body,
+                                         std::function<void(std::string_view)> on_data,
+                                         const std::function<bool()>& cancelled) {
+  HttpCall post = call("POST", target);
+  post.headers.emplace_back("Content-Type", "application/json");
+  post.body = std::move(body);
+  return client_->stream(std::move(post), std::move(on_data), cancelled);
+}
+
+Result<json::object> HttpFetcher::get_object(std::string_view target) {
+  TANDEM_ASSIGN(const HttpReply reply, get(target));
+  return object_of(target, reply);
+}
+
+Result<json::object> HttpFetcher::post_object(std::string_view target, std::string body) {
+  TANDEM_ASSIGN(const HttpReply reply, post_json(target, std::move(body)));
+  return object_of(target, reply);
+}
+
+Result<std::string> HttpFetcher::first_model() {
+  TANDEM_ASSIGN(const json::object models, get_object("/v1/models"));
+  json::error_code error;
+  const json::value whole(models);
+  const json::value* id = whole.find_pointer("/data/0/id", error);
+  if (error || id == nullptr || !id->is_string()) {
+    return fail(ErrorCode::kNotFound, "/v1/models lists no model: name one with --model",
+                "--model");
+  }
+  return std::string(id->get_string());
 }
 
 std::string url_of(std::string_view address, bool tls) {

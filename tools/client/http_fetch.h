@@ -1,5 +1,6 @@
 #pragma once
 
+#include <boost/json/fwd.hpp>
 #include <functional>
 #include <memory>
 #include <string>
@@ -7,6 +8,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/result.h"
+#include "common/net/http_client.h"
 
 namespace tandem::client {
 
@@ -17,30 +19,31 @@ struct FetchOptions {
   bool verify_certificate = true;
 };
 
-struct FetchResult {
-  int status = 0;
-  std::string body;
-};
-
-// Requests to one server, one after the other, each waited for. Owned and called by one thread; an
-// IoThread inside does the work. Destroying it cuts what is open.
+// An HttpClient that knows the key, JSON and what an OpenAI-compatible server lists. One thread
+// owns it and waits for each request.
 class HttpFetcher {
  public:
   [[nodiscard]] static Result<std::unique_ptr<HttpFetcher>> create(const FetchOptions& options);
-  ~HttpFetcher();
 
-  [[nodiscard]] Result<FetchResult> get(std::string_view target);
-  // `on_data` is called on the inner thread with each piece of a 200's body; bodies of other
-  // statuses are returned. `cancelled` is asked ten times a second: true cuts the request
-  // (kCancelled).
-  [[nodiscard]] Result<FetchResult> post_json(std::string_view target, std::string body,
-                                              std::function<void(std::string_view)> on_data,
-                                              const std::function<bool()>& cancelled);
+  [[nodiscard]] Result<HttpReply> get(std::string_view target);
+  // As HttpClient::stream.
+  [[nodiscard]] Result<HttpReply> post_json(std::string_view target, std::string body,
+                                            std::function<void(std::string_view)> on_data = {},
+                                            const std::function<bool()>& cancelled = {});
+
+  // The JSON object that the server answers. kUnavailable, with the answer's beginning, for
+  // anything but a 200 with an object.
+  [[nodiscard]] Result<boost::json::object> get_object(std::string_view target);
+  [[nodiscard]] Result<boost::json::object> post_object(std::string_view target, std::string body);
+  // The first id of /v1/models.
+  [[nodiscard]] Result<std::string> first_model();
 
  private:
-  struct State;
-  explicit HttpFetcher(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  HttpFetcher(std::unique_ptr<HttpClient> client, std::string api_key);
+  [[nodiscard]] HttpCall call(std::string method, std::string_view target) const;
+
+  const std::unique_ptr<HttpClient> client_;
+  const std::string api_key_;
 };
 
 // "http://127.0.0.1:8000" of a listening address; wildcard hosts become the loopback's.

@@ -120,6 +120,7 @@ Status write_state(const std::string& run_dir, const SupervisorState& state) {
   const json::object object{{"pid", ::getpid()},
                             {"config", state.config},
                             {"url", state.url},
+                            {"stop_seconds", state.stop_seconds},
                             {"processes", std::move(processes)}};
   return write_file_atomically(state_path(run_dir), json::serialize(object) + "\n");
 }
@@ -130,6 +131,7 @@ std::optional<SupervisorState> read_state(const std::string& run_dir) {
   SupervisorState state;
   state.config = text_of(*object, "config");
   state.url = text_of(*object, "url");
+  state.stop_seconds = number_of(*object, "stop_seconds");
   const json::value* processes = object->if_contains("processes");
   if (processes == nullptr || !processes->is_array()) return state;
   for (const json::value& value : processes->get_array()) {

@@ -52,7 +52,8 @@ struct ProcessState {
 };
 struct SupervisorState {
   std::string config;
-  std::string url;  // of the API; empty without a router
+  std::string url;           // of the API; empty without a router
+  int64_t stop_seconds = 0;  // longest time from SIGTERM to the supervisor's end
   std::vector<ProcessState> processes;
 };
 [[nodiscard]] Status write_state(const std::string& run_dir, const SupervisorState& state);

@@ -32,6 +32,7 @@ constexpr Duration kLongestPause = seconds(10);
 constexpr Duration kSteady = seconds(60);  // running that long: the next pause is short again
 constexpr uint32_t kStartAttempts = 3;     // of a role that never got ready
 constexpr int kConfigExit = 2;
+constexpr Duration kAfterDrain = seconds(5);  // from the end of a role's drain to SIGKILL
 
 enum class RoleState : uint8_t { kWaiting, kStarting, kReady, kPausing, kStopped };
 
@@ -93,6 +94,7 @@ struct Supervisor::State {
   [[nodiscard]] bool all_ready() const;
   Status bring_up();
   Status keep_up();
+  [[nodiscard]] Duration drain_limit(bool routers) const;
   void stop_roles(bool routers);
   void stop_all();
 
@@ -124,6 +126,9 @@ void Supervisor::State::progress(const Role& role, const std::string& what) cons
 void Supervisor::State::write_state_file() const {
   SupervisorState out;
   out.config = options.config_path;
+  out.stop_seconds = std::chrono::ceil<seconds>(drain_limit(/*routers=*/true) +
+                                                drain_limit(/*routers=*/false) + 2 * kAfterDrain)
+                         .count();
   for (const Role& role : roles) {
     if (role.is_router) out.url = role.url;
     out.processes.push_back({.name = role.name,
@@ -289,6 +294,14 @@ Status Supervisor::State::bring_up() {
   return {};
 }
 
+Duration Supervisor::State::drain_limit(bool routers) const {
+  if (routers) return config.router.drain_timeout;
+  Duration longest{};
+  for (const auto& node : config.prefill) longest = std::max(longest, node.drain_timeout);
+  for (const auto& node : config.decode) longest = std::max(longest, node.drain_timeout);
+  return longest;
+}
+
 // SIGTERM, and SIGKILL for what is left after the drain time.
 void Supervisor::State::stop_roles(bool routers) {
   const auto left = [&] {
@@ -301,7 +314,7 @@ void Supervisor::State::stop_roles(bool routers) {
     }
   };
   signal_all(SIGTERM);
-  const TimePoint deadline = clock.now() + options.drain_timeout;
+  const TimePoint deadline = clock.now() + drain_limit(routers) + kAfterDrain;
   bool killed = false;
   while (left()) {
     if (!killed && (kill_now || clock.now() > deadline)) {

@@ -16,7 +16,6 @@ struct SupervisorOptions {
   std::string run_dir;
   std::string program_dir;  // where tandem-router and the others lie
   Duration ready_timeout = std::chrono::minutes(5);
-  Duration drain_timeout = std::chrono::seconds(10);  // from SIGTERM to SIGKILL, per stage
 };
 
 // Starts the router, then the nodes of a cluster file, waits until all are ready, restarts what

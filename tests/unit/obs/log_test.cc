@@ -15,8 +15,8 @@
 #include <thread>
 #include <vector>
 
+#include "common/base/json_text.h"
 #include "common/base/utf8.h"
-#include "common/obs/json_text.h"
 #include "common/obs/trace.h"
 
 namespace tandem {

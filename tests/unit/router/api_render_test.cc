@@ -8,7 +8,8 @@
 #include <set>
 #include <string>
 
-#include "router/api/json_writer.h"
+#include "common/base/json_text.h"
+#include "common/net/http_message.h"
 #include "router/api/render.h"
 
 namespace tandem::router {
@@ -63,18 +64,19 @@ TEST(JsonWriter, IllFormedBytesBecomeReplacementCharacters) {
 }
 
 TEST(JsonWriter, OnlyFiniteNumbersLeave) {  // case 17
-  for (float f :
-       {-std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+  const auto written = [](float logprob) {
+    const std::vector<LogprobEntry> entries{
+        {.text = "x", .logprob = logprob, .top = {}, .text_offset = 0}};
     std::string out;
-    append_json_logprob(out, f);
-    EXPECT_EQ(json::parse(out).to_number<double>(), -9999.0);
-  }
+    append_logprobs(out, Endpoint::kChat, entries);
+    return json::parse(out).at("content").at(0).at("logprob").to_number<double>();
+  };
+  EXPECT_EQ(written(-std::numeric_limits<float>::infinity()), -9999.0);
+  EXPECT_EQ(written(std::numeric_limits<float>::quiet_NaN()), -9999.0);
+  EXPECT_FLOAT_EQ(static_cast<float>(written(-0.0001F)), -0.0001F);
   std::string out;
   append_json_number(out, std::numeric_limits<double>::infinity());
   EXPECT_EQ(out, "null");
-  out.clear();
-  append_json_logprob(out, -0.0001F);
-  EXPECT_FLOAT_EQ(static_cast<float>(json::parse(out).to_number<double>()), -0.0001F);
 }
 
 TEST(ChatStream, EveryChunkHasTheSameShape) {  // case 13
@@ -193,12 +195,12 @@ TEST(Answer, HasOpenAisShape) {
 
 TEST(Errors, HaveOpenAisShape) {
   const json::value error = json::parse(
-      render_error(make_error(ErrorCode::kInvalidArgument, "bad \"x\"\n", "messages[0]")));
+      openai_error_body(make_error(ErrorCode::kInvalidArgument, "bad \"x\"\n", "messages[0]")));
   EXPECT_EQ(keys(error.at("error")), (std::set<std::string>{"message", "type", "param", "code"}));
   EXPECT_EQ(error.at("error").at("param").as_string(), "messages[0]");
   EXPECT_EQ(error.at("error").at("type").as_string(), "invalid_request_error");
   const json::value other =
-      json::parse(render_error(make_error(ErrorCode::kNotFound, "x"), "model_not_found"));
+      json::parse(openai_error_body(make_error(ErrorCode::kNotFound, "x"), "model_not_found"));
   EXPECT_TRUE(other.at("error").at("param").is_null());
   EXPECT_EQ(other.at("error").at("code").as_string(), "model_not_found");
   std::string stream;

@@ -1,4 +1,4 @@
-#include "router/api/json_writer.h"
+#include "common/base/json_text.h"
 
 #include <array>
 #include <charconv>
@@ -6,7 +6,7 @@
 
 #include "common/base/utf8.h"
 
-namespace tandem::router {
+namespace tandem {
 
 namespace {
 
@@ -98,14 +98,4 @@ void append_json_number(std::string& out, double value) {
   out.append(digits.data(), result.ptr);
 }
 
-void append_json_logprob(std::string& out, float value) {
-  if (!std::isfinite(value)) {
-    out += "-9999.0";
-    return;
-  }
-  std::array<char, 40> digits;
-  const auto result = std::to_chars(digits.data(), digits.data() + digits.size(), value);
-  out.append(digits.data(), result.ptr);
-}
-
-}  // namespace tandem::router
+}  // namespace tandem

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string_view>
+
+#include "common/base/error.h"
+
+namespace tandem {
+
+// Exit codes of every program.
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailure = 1;
+inline constexpr int kExitUsage = 2;  // a wrong argument or configuration
+
+// Says on standard error why `program` ends, in one line, and returns its exit code.
+[[nodiscard]] int report_exit(std::string_view program, const Error& error);
+
+}  // namespace tandem

@@ -1,0 +1,152 @@
+// What the router tells about itself: metrics and the status document.
+#include <boost/json.hpp>
+#include <cctype>
+#include <cstdlib>
+#include <map>
+
+#include "tests/integration/router/router_fixture.h"
+
+namespace tandem::router::test {
+namespace {
+
+namespace json = boost::json;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// One sample line of the text format, taken apart strictly; false if it is not one.
+bool parse_sample(const std::string& line, std::string& name, std::string& labels, double& value) {
+  size_t at = 0;
+  auto word = [&](std::string& out) {
+    const size_t begin = at;
+    while (at < line.size() && (std::isalnum(static_cast<unsigned char>(line[at])) != 0 ||
+                                line[at] == '_' || line[at] == ':'))
+      ++at;
+    out = line.substr(begin, at - begin);
+    return !out.empty() && std::isdigit(static_cast<unsigned char>(out[0])) == 0;
+  };
+  if (!word(name)) return false;
+  labels.clear();
+  if (at < line.size() && line[at] == '{') {
+    const size_t begin = at++;
+    while (line[at] != '}') {
+      std::string key;
+      if (!word(key) || line.compare(at, 2, "=\"") != 0) return false;
+      for (at += 2; at < line.size() && line[at] != '"'; ++at) {
+        if (line[at] != '\\') continue;
+        if (++at >= line.size() ||
+            std::string_view("\\\"n").find(line[at]) == std::string_view::npos)
+          return false;
+      }
+      if (++at >= line.size()) return false;
+      if (line[at] == ',') ++at;
+    }
+    labels = line.substr(begin, ++at - begin);
+  }
+  if (at >= line.size() || line[at] != ' ') return false;
+  char* end = nullptr;
+  value = std::strtod(line.c_str() + at + 1, &end);
+  return end == line.c_str() + line.size();
+}
+
+// Names, label escapes, buckets that grow and end in +Inf = count.
+void expect_strict_exposition(const std::string& text) {
+  std::string bucket_series;
+  double last = 0;
+  std::map<std::string, double> infinite;
+  std::map<std::string, double> counts;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = text.find('\n', at);
+    ASSERT_NE(end, text.npos);
+    const std::string line = text.substr(at, end - at);
+    at = end + 1;
+    if (line.empty() || line[0] == '#') continue;
+    std::string name;
+    std::string labels;
+    double value = 0;
+    ASSERT_TRUE(parse_sample(line, name, labels, value)) << line;
+    const size_t le = labels.find("le=\"");
+    if (name.ends_with("_bucket") && le != labels.npos) {
+      const std::string series = name + labels.substr(0, le);
+      if (series != bucket_series) last = 0;
+      bucket_series = series;
+      EXPECT_GE(value, last) << line;
+      last = value;
+      if (labels.find("le=\"+Inf\"") != labels.npos)
+        infinite[name.substr(0, name.size() - 7)] += value;
+    }
+    if (name.ends_with("_count")) counts[name.substr(0, name.size() - 6)] += value;
+  }
+  EXPECT_FALSE(infinite.empty());
+  for (const auto& [name, value] : infinite) EXPECT_EQ(counts[name], value) << name;
+}
+
+TEST_F(RouterTest, MetricsStayReadableAndBounded) {  // case 37
+  boot();
+  add_speaker("x");
+  chat("");
+  EXPECT_EQ(post("/v1/chat/completions",
+                 R"({"model":"a\"b\\c\nd","messages":[{"role":"user","content":"x"}]})")
+                .status,
+            404);
+  const HttpReply before = get("/metrics");
+  expect_strict_exposition(before.body);
+  for (int i = 0; i < 1000; ++i) {
+    post("/v1/chat/completions",
+         R"({"model":"m)" + std::to_string(i) + R"(","messages":[{"role":"user","content":"x"}]})");
+  }
+  const HttpReply after = get("/metrics");
+  expect_strict_exposition(after.body);
+  auto lines = [](const std::string& s) { return std::count(s.begin(), s.end(), '\n'); };
+  EXPECT_LE(lines(after.body), lines(before.body) + 40);
+  EXPECT_EQ(after.body.find("m999"), after.body.npos);
+  for (const auto& [key, value] : after.headers) {
+    if (equal_ignoring_case(key, "Content-Type")) {
+      EXPECT_EQ(value.rfind("text/plain", 0), 0U);
+    }
+  }
+  for (const char* name : {"tandem_router_ttft_seconds_count 1", "tandem_router_queue_depth 0",
+                           "tandem_router_requests_total{route=\"chat\",status=\"4xx\"} 1001"}) {
+    EXPECT_NE(after.body.find(name), after.body.npos) << name;
+  }
+}
+
+// A scrape must show every answer, also those that never reached an endpoint.
+TEST_F(RouterTest, RefusalsOfTheHttpServerAreCountedAsRequests) {
+  boot(
+      "  http: {port: 0, max_body: 4KiB, max_header: 2KiB, header_timeout: 200ms, body_timeout: "
+      "200ms}\n");
+  const std::string head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\n";
+  EXPECT_EQ(raw({"nonsense\r\n\r\n"}, seconds(5)).substr(0, 12), "HTTP/1.1 400");
+  EXPECT_EQ(raw({head + "Content-Length: 9999\r\n\r\n"}, seconds(5)).substr(0, 12), "HTTP/1.1 413");
+  EXPECT_EQ(
+      raw({head + "X-Long: " + std::string(3000, 'x') + "\r\n\r\n"}, seconds(5)).substr(0, 12),
+      "HTTP/1.1 431");
+  EXPECT_EQ(raw({head}, seconds(5)).substr(0, 12), "HTTP/1.1 408");
+  EXPECT_EQ(raw({head + "Content-Length: 9\r\n\r\nabc"}, seconds(5)).substr(0, 12), "HTTP/1.1 408");
+  EXPECT_EQ(get("/nowhere").status, 404);
+  EXPECT_EQ(get("/v1/completions").status, 405);
+  const std::string metrics = get("/metrics").body;
+  for (const char* line : {"tandem_router_requests_total{route=\"refused\",status=\"4xx\"} 5",
+                           "tandem_router_requests_total{route=\"none\",status=\"4xx\"} 2"}) {
+    EXPECT_NE(metrics.find(line), metrics.npos) << line << "\n" << metrics;
+  }
+}
+
+TEST_F(RouterTest, StatusIsTheDocumentedDocument) {
+  boot();
+  add_speaker("one two three", milliseconds(2));
+  for (int i = 0; i < 3; ++i) chat("\"max_tokens\":9");
+  ASSERT_TRUE(wait([&] {
+    const json::value s = json::parse(get("/status").body);
+    return !s.at("history").as_array().empty() && !s.at("latency").at("ttft").at("p50").is_null();
+  }));
+  const json::value s = json::parse(get("/status").body);
+  EXPECT_TRUE(s.at("ready").as_bool());
+  EXPECT_EQ(s.at("requests").at("total").as_int64(), 3);
+  EXPECT_EQ(s.at("nodes").at(0).at("kv").at("total").as_int64(), 4096);
+  EXPECT_EQ(s.at("model").at("id").as_string(), "chat-6m");
+  EXPECT_EQ(s.at("queues").at("prefill").at("capacity").as_int64(), 256);
+}
+
+}  // namespace
+}  // namespace tandem::router::test

@@ -1,0 +1,105 @@
+// What clients see when nodes come, go and fail.
+#include <boost/json.hpp>
+
+#include "tests/integration/router/router_fixture.h"
+
+namespace tandem::router::test {
+namespace {
+
+namespace json = boost::json;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+TEST_F(RouterTest, TheFirstTokenIsNotHeldBack) {  // failures.md 23
+  boot();
+  std::string words;
+  for (int i = 0; i < 40; ++i) words += "word ";
+  add_speaker(words, milliseconds(50));
+  const TimePoint start = kClock.now();
+  std::optional<double> first;
+  size_t pieces = 0;
+  auto reply = client_->stream({.method = "POST",
+                                .target = "/v1/chat/completions",
+                                .headers = {},
+                                .body = chat_body("\"max_tokens\":40,\"stream\":true")},
+                               [&](std::string_view) {
+                                 if (!first) first = to_seconds(kClock.now() - start);
+                                 ++pieces;
+                               });
+  const double total = to_seconds(kClock.now() - start);
+  ASSERT_TRUE(reply);
+  ASSERT_TRUE(first);
+  EXPECT_LT(*first, total / 4);
+  EXPECT_GT(pieces, 20U);
+}
+
+TEST_F(RouterTest, ReadyFollowsTheNodes) {  // failures.md 26
+  boot();
+  EXPECT_EQ(get("/health/ready").status, 503);
+  EXPECT_EQ(get("/health/live").status, 200);
+  add_speaker("x");
+  EXPECT_EQ(get("/health/ready").status, 200);
+  nodes_.clear();
+  EXPECT_TRUE(wait([&] { return get("/health/ready").status == 503; }));
+  const json::value status = json::parse(get("/status").body);
+  EXPECT_EQ(status.at("nodes").at(0).at("state").as_string(), "lost");
+}
+
+TEST_F(RouterTest, ADecodeNodesDeathIsAPause) {
+  boot();
+  std::string words;
+  for (int i = 0; i < 60; ++i) words += "w" + std::to_string(i) + " ";
+  add_speaker(words, milliseconds(5));
+  std::string got;
+  std::thread killer([&] {
+    std::this_thread::sleep_for(milliseconds(150));
+    FakeNodeOptions options;
+    options.id = "decode-1";
+    options.token_time = milliseconds(1);
+    options.script = [words](const control::Task& task) { return speak(task, words); };
+    identify(options);
+    auto other = std::make_unique<FakeNode>(router_->control_port(), std::move(options), kClock,
+                                            Logger(*sink_, LogLevel::kInfo));
+    wait([&] { return other->admitted(); });
+    nodes_[0].reset();
+    nodes_[0] = std::move(other);
+  });
+  const HttpReply reply = chat("\"max_tokens\":500,\"stream\":true");
+  killer.join();
+  EXPECT_EQ(joined(reply), words);
+  EXPECT_EQ(events(reply).back(), "[DONE]");
+  EXPECT_EQ(json::parse(get("/status").body).at("requests").at("resumes").as_int64(), 1);
+}
+
+TEST_F(RouterTest, AFailureAfterTheFirstTokenIsACleanErrorEvent) {
+  boot("  admission: {max_retries: 0}\n");
+  std::string words;
+  for (int i = 0; i < 60; ++i) words += "word ";
+  add_speaker(words, milliseconds(5));
+  std::thread killer([&] {
+    std::this_thread::sleep_for(milliseconds(150));
+    nodes_[0].reset();
+  });
+  const HttpReply reply = chat("\"max_tokens\":500,\"stream\":true");
+  killer.join();
+  nodes_.clear();
+  EXPECT_EQ(reply.status, 200);
+  const std::vector<std::string> all = events(reply);
+  EXPECT_TRUE(json::parse(all.back()).as_object().contains("error")) << all.back();
+}
+
+TEST_F(RouterTest, AWrongNodeIsRefusedInPlainWords) {
+  boot();
+  FakeNodeOptions options;
+  identify(options);
+  options.model_fingerprint = "0000";
+  FakeNode node(router_->control_port(), std::move(options), kClock,
+                Logger(*sink_, LogLevel::kInfo));
+  EXPECT_TRUE(wait([&] { return !node.refusal().empty(); }));
+  EXPECT_NE(node.refusal().find("model fingerprint is 0000 on decode-0 but"), std::string::npos)
+      << node.refusal();
+  EXPECT_EQ(get("/health/ready").status, 503);
+}
+
+}  // namespace
+}  // namespace tandem::router::test
