@@ -133,8 +133,8 @@ class Walker : Shared<Config<F, kDim, kTiles>> {
 
   __device__ void run() {
     ring_.fill(first_, true);
-    allow_next();
     wait_for_previous();
+    allow_next();
     for (uint32_t u = first_; u < end_; ++u) {
       state_.clear();
       ring_.fill(u, false);
@@ -390,8 +390,8 @@ class Merger : Shared<Config<F, kDim, kTiles>> {
 
   // Merger 0 takes even items (unit, tile) and the queries of even units, merger 1 the odd ones.
   __device__ void run() {
-    allow_next();
     wait_for_previous();
+    allow_next();
     if (turn_ == 0 && first_ < end_) prepare(first_);
     for (uint32_t u = first_; u < end_; ++u) {
       const uint32_t i = u - first_;
