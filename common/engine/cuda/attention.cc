@@ -36,11 +36,9 @@ Status CudaAttention::prepare(const AttentionLimits& limits) {
         cuda::decode_limits(shape, limits.max_sequences, 1, limits.max_context);
     partial_bytes = std::max(partial_bytes, cuda::decode_partial_bytes(shape, 1, most.partials));
     counters = std::max(counters, most.counters);
-    most_units_ = std::max(most_units_, most.units);
+    ranges_at_ = std::max(ranges_at_, most.units * sizeof(cuda::DecodeUnit));
   }
-  units_at_ = (limits.blocks + 1) * sizeof(uint32_t);
-  units_at_ = (units_at_ + 15) / 16 * 16;
-  const size_t plan_bytes = units_at_ + most_units_ * sizeof(cuda::DecodeUnit);
+  const size_t plan_bytes = ranges_at_ + (limits.blocks + 1) * sizeof(uint32_t);
   for (const uint32_t window : limits.windows) {
     WindowPlan plan;
     plan.window = window;
@@ -92,14 +90,15 @@ Status CudaAttention::begin(std::span<const cuda::SequenceSlot> slots, uint32_t 
 Status CudaAttention::plan_decode(std::span<const cuda::SequenceSlot> slots) {
   for (WindowPlan& plan : windows_) {
     cuda::plan_decode(decode_shape(plan.window), slots, 1, limits_.blocks, scratch_plan_);
-    if (scratch_plan_.units.size() > most_units_)
-      return fail(ErrorCode::kInternal, "a decode plan is larger than its limits");
     const size_t unit_bytes = scratch_plan_.units.size() * sizeof(cuda::DecodeUnit);
-    std::memcpy(plan.host.data(), scratch_plan_.ranges.data(),
-                scratch_plan_.ranges.size() * sizeof(uint32_t));
-    std::memcpy(plan.host.data() + units_at_, scratch_plan_.units.data(), unit_bytes);
-    TANDEM_TRY(
-        cuda::copy_to_device(plan.device, plan.host.data(), units_at_ + unit_bytes, stream_));
+    if (unit_bytes > ranges_at_)
+      return fail(ErrorCode::kInternal, "a decode plan is larger than its limits");
+    std::memcpy(plan.host.data(), scratch_plan_.units.data(), unit_bytes);
+    TANDEM_TRY(cuda::copy_to_device(plan.device, plan.host.data(), unit_bytes, stream_));
+    const size_t range_bytes = scratch_plan_.ranges.size() * sizeof(uint32_t);
+    std::memcpy(plan.host.data() + ranges_at_, scratch_plan_.ranges.data(), range_bytes);
+    TANDEM_TRY(cuda::copy_to_device(plan.device + ranges_at_, plan.host.data() + ranges_at_,
+                                    range_bytes, stream_));
   }
   return {};
 }
@@ -161,8 +160,8 @@ Status CudaAttention::run_decode(uint32_t layer, const AttentionShape& shape,
   task.qkv = static_cast<const Bf16*>(qkv.data);
   task.kept = kept_;
   task.out = static_cast<Bf16*>(out.data);
-  task.units = reinterpret_cast<const cuda::DecodeUnit*>(plan->device + units_at_);
-  task.ranges = reinterpret_cast<const uint32_t*>(plan->device);
+  task.units = reinterpret_cast<const cuda::DecodeUnit*>(plan->device);
+  task.ranges = reinterpret_cast<const uint32_t*>(plan->device + ranges_at_);
   task.blocks = limits_.blocks;
   task.partials = partials_;
   task.counters = counters_;

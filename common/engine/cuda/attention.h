@@ -51,7 +51,7 @@ class CudaAttention {
   // One window's decode plan on host and device.
   struct WindowPlan {
     uint32_t window = 0;
-    cuda::PinnedBuffer host;  // ranges, then units; the device's lie alike
+    cuda::PinnedBuffer host;  // units, then ranges; the device's lie alike
     std::byte* device = nullptr;
   };
   // Sequences whose keys and values are in the workspace together.
@@ -82,8 +82,7 @@ class CudaAttention {
   std::vector<Group> groups_;
 
   std::vector<WindowPlan> windows_;
-  size_t units_at_ = 0;     // in a WindowPlan's memory
-  size_t most_units_ = 0;
+  size_t ranges_at_ = 0;  // in a WindowPlan's memory
   cuda::DecodePlan scratch_plan_;
   std::byte* partials_ = nullptr;
   uint32_t* counters_ = nullptr;
