@@ -1,7 +1,7 @@
-// KV frames from an untrusted peer: the header parser, the reason texts, UCX addresses, and the
-// receive table behind them. Input: one mode byte, then frames as `u16 payload length | 72-byte
-// header | payload`. In modes with bit 0 the header is repaired (magic, version, checksums,
-// generations), so that mutations reach the checks behind the checksum.
+// KV frames from an untrusted peer: the header parser, the reason texts, addresses, the messages of
+// direct transports, and the receive table behind them. Input: one mode byte, then frames as `u16
+// payload length | 72-byte header | payload`. In modes with bit 0 the header is repaired (magic,
+// version, checksums, generations), so that mutations reach the checks behind the checksum.
 #include <xxhash.h>
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 
 #include "common/base/check.h"
 #include "common/proto/kv_frame.h"
+#include "common/transport/direct/wire_format.h"
 #include "common/transport/receive_table.h"
 #include "common/transport/send_table.h"
 #include "common/transport/ucx/address.h"
@@ -131,7 +132,22 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::span input(reinterpret_cast<const std::byte*>(data), size);
   (void)proto::parse_kv_header(input);
   (void)proto::parse_kv_reason(input);
-  (void)parse_ucx_address({reinterpret_cast<const char*>(data), size});
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  (void)parse_ucx_address(text);
+  (void)parse_direct_address(text);
+  (void)parse_hello(text);
+  (void)parse_go(text);
+  if (const auto offer = parse_offer(input)) {
+    TANDEM_CHECK(encode_offer(*offer) == text, "an offer that parses is one that was encoded");
+  }
+  for (std::string_view left = text;;) {  // a stream of messages, as a socket gives it
+    const auto parsed = parse_message(left);
+    if (!parsed || parsed->taken == 0) break;
+    TANDEM_CHECK(
+        encode_message(parsed->message.kind, parsed->message.body) == left.substr(0, parsed->taken),
+        "a message that parses is one that was encoded");
+    left.remove_prefix(parsed->taken);
+  }
   if (size > 0) feed(input.subspan(1), (data[0] & 1U) != 0);
   return 0;
 }

@@ -25,8 +25,9 @@ DeviceArena& arena() {
 }
 
 std::unique_ptr<Fabric> make_fabric(size_t engine_bytes) {
-  auto fabric = create_ipc_fabric(
-      {.copier = {.device = 0, .engine_bytes = engine_bytes}, .memory = {arena().memory()}});
+  auto fabric = create_ipc_fabric({.copier = {.device = 0, .engine_bytes = engine_bytes},
+                                   .frame_bytes = 1u << 20,
+                                   .memory = {arena().memory()}});
   EXPECT_TRUE(fabric) << fabric.error().to_string();
   return std::move(*fabric);
 }

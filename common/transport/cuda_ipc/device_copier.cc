@@ -14,6 +14,7 @@ constexpr size_t kRing = 256u << 10;
 constexpr size_t kEvents = 64;
 // A batch ends here, so that what depends on its first pages need not wait for all that was added.
 constexpr size_t kBatchBytes = 8u << 20;
+constexpr size_t kEnoughBatches = 2;
 
 }  // namespace
 
@@ -37,13 +38,17 @@ DeviceCopier::~DeviceCopier() {
 PageCopier::Ticket DeviceCopier::add(std::span<const Piece> pieces) {
   std::lock_guard lock(mutex_);
   waiting_.push_back({++last_, {pieces.begin(), pieces.end()}});
+  for (const Piece& p : pieces) waiting_bytes_ += p.bytes;
   return last_;
 }
 
 void DeviceCopier::flush() {
   std::lock_guard lock(mutex_);
-  if (waiting_.empty()) return;
+  if (waiting_.empty() && batches_.empty()) return;
   const cuda::DeviceScope scope(options_.device);
+  collect(false);
+  // While the device has enough to do, more is gathered: fewer and larger batches.
+  if (batches_.size() >= kEnoughBatches && waiting_bytes_ < kBatchBytes) return;
   flush_locked();
 }
 
@@ -79,6 +84,7 @@ bool DeviceCopier::flush_batch() {
     waiting_.pop_front();
   }
   if (work.empty()) return false;
+  waiting_bytes_ -= bytes;
   Batch batch;
   batch.sums = sums_head_;
   batch.done = std::move(spare_events_.back());
@@ -187,12 +193,12 @@ void DeviceCopier::collect(bool wait) {
 void DeviceCopier::fail_all(Status status) {
   status_ = std::move(status);
   waiting_.clear();
+  waiting_bytes_ = 0;
   batches_.clear();
 }
 
 Result<std::optional<std::vector<uint64_t>>> DeviceCopier::taken(Ticket ticket) {
   std::lock_guard lock(mutex_);
-  collect(false);
   if (!status_) return fail(status_.error());
   const auto it = results_.find(ticket);
   if (it == results_.end()) return std::nullopt;

@@ -129,11 +129,13 @@ class DirectTransport final : public Transport {
     [[maybe_unused]] const ssize_t n = write(wake_fd_.get(), &one, sizeof(one));
   }
   void push(Command command) {
+    bool first = false;
     {
       std::lock_guard lock(mutex_);
+      first = inbox_.empty();
       inbox_.push_back(std::move(command));
     }
-    wake();
+    if (first) wake();  // whoever filled the inbox before has woken the thread
   }
   Status checked(TransferId id, Status status) {
     if (!status) push(End{id, status.error(), KvFrameKind::kError});
@@ -141,14 +143,19 @@ class DirectTransport final : public Transport {
   }
   Status post(DirectPost work) {
     const TransferId id = work.id;
+    bool first = false;
     {
       std::lock_guard lock(mutex_);
       if (queued_posts_ < limits_.max_queued_frames) {
         ++queued_posts_;
+        first = inbox_.empty();
         inbox_.emplace_back(std::move(work));
-        wake();
-        return {};
+        if (!first) return {};
       }
+    }
+    if (first) {
+      wake();
+      return {};
     }
     return checked(id,
                    fail(ErrorCode::kQueueFull, "all " + std::to_string(limits_.max_queued_frames) +
@@ -169,6 +176,7 @@ class DirectTransport final : public Transport {
   void handle(Fence&& f) { receives_.fence(f.sender); }
   void tell(const SendTable::Route& route, KvFrameKind kind, const Error& error);
   void forget_posts(size_t count) {
+    if (count == 0) return;
     std::lock_guard lock(mutex_);
     queued_posts_ -= count;
   }
@@ -308,14 +316,17 @@ bool DirectTransport::advance() {
   bool any = false;
   std::vector<std::pair<std::string, Error>> lost;
   for (auto& [address, peer] : peers_) {
-    const Status status = peer->advance(any);
+    Status status = peer->advance(any);
+    if (status) status = peer->connection().flush();
     forget_posts(peer->take_started());
     if (!status) lost.emplace_back(address, status.error());
   }
   for (const auto& [address, why] : lost) lose(address, why);
   for (auto guest = guests_.begin(); guest != guests_.end();) {
     const auto here = guest++;
-    if (const Status status = here->advance(any); !status) lose(here, status.error());
+    Status status = here->advance(any);
+    if (status) status = here->connection().flush();
+    if (!status) lose(here, status.error());
   }
   fabric_->copier().flush();
   if (any) name_links();
@@ -403,14 +414,14 @@ void DirectTransport::accept_connections() {
 
 void DirectTransport::wait_for_sockets(Duration limit) {
   std::vector<pollfd> fds{{wake_fd_.get(), POLLIN, 0}, {listener_.fd(), POLLIN, 0}};
-  std::vector<std::string> addresses;
+  std::vector<const std::string*> addresses;  // keys, which stay where they are until erased
   std::vector<std::list<Inbound>::iterator> guests;
   const auto events_of = [](Connection& connection, bool read) {
     return static_cast<short>((read ? POLLIN : 0) | (connection.wants_write() ? POLLOUT : 0));
   };
   for (auto& [address, peer] : peers_) {
     fds.push_back({peer->connection().fd(), events_of(peer->connection(), true), 0});
-    addresses.push_back(address);
+    addresses.push_back(&address);
   }
   for (auto guest = guests_.begin(); guest != guests_.end(); ++guest) {
     Connection& connection = guest->connection();
@@ -427,12 +438,12 @@ void DirectTransport::wait_for_sockets(Duration limit) {
   constexpr short kReadable = POLLIN | POLLHUP | POLLERR;
   for (size_t i = 0; i < addresses.size(); ++i) {
     const short events = fds[2 + i].revents;
-    const auto it = peers_.find(addresses[i]);
-    if (events == 0 || it == peers_.end()) continue;
+    if (events == 0) continue;
+    const auto it = peers_.find(*addresses[i]);
     Status status;
     if ((events & POLLOUT) != 0) status = it->second->connection().flush();
     if (status && (events & kReadable) != 0) status = it->second->read();
-    if (!status) lose(addresses[i], status.error());
+    if (!status) lose(std::string(*addresses[i]), status.error());
   }
   for (size_t i = 0; i < guests.size(); ++i) {
     const short events = fds[2 + addresses.size() + i].revents;

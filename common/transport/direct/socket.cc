@@ -53,7 +53,8 @@ Result<Connection> Connection::open(const std::string& name) {
 
 Status Connection::send(std::string_view message) {
   out_ += message;
-  return flush();
+  // Small ones go together, with the flush at the end of the thread's round.
+  return queued() < kReadChunk ? Status() : flush();
 }
 
 Status Connection::flush() {
@@ -78,13 +79,12 @@ Status Connection::flush() {
 Status Connection::receive() {
   in_.erase(0, in_taken_);
   in_taken_ = 0;
-  const size_t before = in_.size();
-  in_.resize(before + kReadChunk);
+  if (chunk_ == nullptr) chunk_ = std::make_unique<char[]>(kReadChunk);
   ssize_t n = 0;
   do {
-    n = recv(fd_.get(), in_.data() + before, kReadChunk, 0);
+    n = recv(fd_.get(), chunk_.get(), kReadChunk, 0);
   } while (n < 0 && errno == EINTR);
-  in_.resize(before + static_cast<size_t>(n > 0 ? n : 0));
+  if (n > 0) in_.append(chunk_.get(), static_cast<size_t>(n));
   if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))) return {};
   return fail(ErrorCode::kTransport,
               n == 0 ? "the peer is gone" : "the connection to the peer broke: " + last_error());

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -16,7 +17,7 @@ class Connection {
   // `name` in the abstract namespace. Refused at once when nobody listens there.
   [[nodiscard]] static Result<Connection> open(const std::string& name);
 
-  // Queues and writes what fits.
+  // Queues; flush() writes what fits.
   [[nodiscard]] Status send(std::string_view message);
   [[nodiscard]] Status flush();
   // Appends what has come to input(). An error: the peer hung up or broke.
@@ -34,6 +35,7 @@ class Connection {
   size_t out_sent_ = 0;
   std::string in_;
   size_t in_taken_ = 0;
+  std::unique_ptr<char[]> chunk_;
 };
 
 class Listener {

@@ -46,6 +46,7 @@ class DirectBackend {
     std::string body(reinterpret_cast<const char*>(frame.header.data()), frame.header.size());
     body.append(reinterpret_cast<const char*>(frame.payload.data()), frame.payload.size());
     EXPECT_TRUE(stranger_.send(encode_message(MessageKind::kFrame, body)));
+    EXPECT_TRUE(stranger_.flush());
   }
 
  private:
