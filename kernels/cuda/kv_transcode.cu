@@ -138,90 +138,23 @@ __device__ void transcode_section(const std::byte* from, std::byte* to, uint32_t
   transcode_rows<A, B, kRound>(from, to, head_dim, rows);
 }
 
-// One side of one head of one page.
-struct Section {
-  const std::byte* from;
-  std::byte* to;
-};
-__device__ __forceinline__ Section section_of(const Args& args, uint32_t head, bool value) {
-  const KvTranscode::Page page = args.task.pages[head / args.from.kv_heads];
-  const uint32_t h = head % args.from.kv_heads;
-  return {page.from + h * args.from.head_bytes + (value ? args.from.k_bytes : 0),
-          page.to + h * args.to.head_bytes + (value ? args.to.k_bytes : 0)};
-}
-
-// From bf16, head dims of 64, 128 and 256: all runs of the task in one walk, several loads of each
-// thread under way. kKeys: keys too, else only values.
-template <kv::KvFormat B, bool kKeys>
-__device__ void encode_stream(const Args& args) {
-  constexpr uint32_t kFlying = 4;
-  const uint32_t head_dim = args.from.head_dim;
-  const auto shift = static_cast<uint32_t>(__ffs(static_cast<int>(head_dim / kRun)) - 1);
-  const uint32_t per_section = kPageTokens << shift;  // whole warps, so rows find all their lanes
-  const uint32_t sections = args.task.count * args.from.kv_heads * (kKeys ? 2 : 1);
-  const uint32_t total = sections * per_section;
-  const uint32_t stride = gridDim.x * kThreads;
-  for (uint32_t base = blockIdx.x * kThreads + threadIdx.x; base < total;
-       base += kFlying * stride) {
-    uint4 raw[kFlying];
-    const auto place = [&](uint32_t id, bool& value) {
-      const uint32_t i = id / per_section;
-      value = !kKeys || i % 2 == 1;
-      return section_of(args, kKeys ? i / 2 : i, value);
-    };
-#pragma unroll
-    for (uint32_t k = 0; k < kFlying; ++k) {
-      const uint32_t id = base + k * stride;
-      bool value;
-      if (id < total)
-        raw[k] = __ldcs(reinterpret_cast<const uint4*>(place(id, value).from) + id % per_section);
-    }
-#pragma unroll
-    for (uint32_t k = 0; k < kFlying; ++k) {
-      const uint32_t id = base + k * stride;
-      if (id >= total) continue;
-      bool value;
-      const Section section = place(id, value);
-      const uint32_t words[4] = {raw[k].x, raw[k].y, raw[k].z, raw[k].w};
-      float x[kRun];
-#pragma unroll
-      for (uint32_t i = 0; i < kRun; ++i)
-        x[i] = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000U);
-      const uint32_t token = id % per_section >> shift;
-      const uint32_t c = (id & ((1U << shift) - 1)) * kRun;
-      if constexpr (kKeys && key_coding(B) != value_coding(B)) {
-        if (!value) {
-          store_run<key_coding(B)>(x, head_dim, token, c, section.to);
-          continue;
-        }
-      }
-      store_run<value_coding(B)>(x, head_dim, token, c, section.to);
-    }
-  }
-}
-
 template <kv::KvFormat A, kv::KvFormat B>
 __global__ void __launch_bounds__(kThreads) kv_transcode_kernel(const __grid_constant__ Args args) {
   extern __shared__ float rows[];
   wait_for_previous();
   allow_next();
   constexpr bool kRound = B == kv::KvFormat::kInt4;  // as kv::seal_tail says
-  constexpr bool kWholeKeys = key_coding(B) == Coding::kFourBitChannels;
-  const uint32_t head_dim = args.from.head_dim;
-  bool values = true;
-  if constexpr (A == kv::KvFormat::kBf16) {
-    if (head_dim == 64 || head_dim == 128 || head_dim == 256) {
-      encode_stream<B, !kWholeKeys>(args);
-      if constexpr (!kWholeKeys) return;
-      values = false;
-    }
-  }
-  for (uint32_t i = blockIdx.x; i < args.task.count * args.from.kv_heads; i += gridDim.x) {
-    const Section k = section_of(args, i, false);
-    transcode_section<key_coding(A), key_coding(B), kRound>(k.from, k.to, head_dim, rows);
-    if (!values) continue;
-    const Section v = section_of(args, i, true);
-    transcode_section<value_coding(A), value_coding(B), kRound>(v.from, v.to, head_dim, rows);
+  const uint32_t sections = args.task.count * args.from.kv_heads * 2;
+  for (uint32_t i = blockIdx.x; i < sections; i += gridDim.x) {
+    const KvTranscode::Page page = args.task.pages[i / 2 / args.from.kv_heads];
+    const uint32_t head = i / 2 % args.from.kv_heads;
+    const std::byte* from = page.from + head * args.from.head_bytes;
+    std::byte* to = page.to + head * args.to.head_bytes;
+    if (i % 2 == 0)
+      transcode_section<key_coding(A), key_coding(B), kRound>(from, to, args.from.head_dim, rows);
+    else
+      transcode_section<value_coding(A), value_coding(B), kRound>(
+          from + args.from.k_bytes, to + args.to.k_bytes, args.from.head_dim, rows);
   }
 }
 
@@ -280,8 +213,8 @@ cudaError_t kv_transcode(const kv::KvLayout& from, const kv::KvLayout& to, const
   const Args args{task, PageShape(from), PageShape(to)};
   const size_t row = from.head_dim * sizeof(float);
   const size_t shared = kPageTokens * row + from.head_dim * sizeof(uint64_t);
-  // Six of these blocks fill a multiprocessor.
-  const uint32_t grid = std::min(blocks * 6, task.count * from.kv_heads * 2);
+  // Four of these blocks keep one multiprocessor busy on its loads.
+  const uint32_t grid = std::min(blocks * 4, task.count * from.kv_heads * 2);
   return launch_chained(kernel, grid, kThreads, shared, stream, args);
 }
 
