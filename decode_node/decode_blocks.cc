@@ -19,7 +19,7 @@ size_t DecodeScheduler::State::held_blocks(const Sequence& s) const {
 uint32_t DecodeScheduler::State::committed_blocks() const {
   uint32_t blocks = 0;
   for (const auto& s : sequences) {
-    if (s->dead) continue;
+    if (s->dead || s->lane != LaneId::kDevice) continue;
     const auto held = static_cast<uint32_t>(held_blocks(*s));
     const uint32_t wanted = predicted_blocks(s->task);
     blocks += wanted - std::min(wanted, held);
@@ -31,7 +31,7 @@ uint32_t DecodeScheduler::State::committed_blocks() const {
 // later, so it is refused now and the router keeps it or sends it elsewhere. An empty node takes
 // anything that fits at all: blocks are not held for predictions.
 Status DecodeScheduler::State::check_capacity(const node::Task& task) const {
-  const auto usage = deps.kv.usage();
+  const auto usage = deps.device.kv.usage();
   const uint32_t prompt = node::blocks_for(task.tokens.size());
   if (prompt > usage.capacity) {
     return tandem::fail(ErrorCode::kPayloadTooLarge,
@@ -59,7 +59,7 @@ void DecodeScheduler::State::admit_waiting() {
   size_t ready = 0;
   bool holders = reservations.open_count() > 0;
   for (const auto& s : sequences) {
-    if (s->kv.empty()) continue;
+    if (s->kv.empty() || s->lane != LaneId::kDevice) continue;
     holders = true;
     ready += s->phase == Phase::kReady ? 1 : 0;
   }
@@ -67,9 +67,9 @@ void DecodeScheduler::State::admit_waiting() {
     if (s->dead || s->phase != Phase::kWaiting) continue;
     const uint32_t needed = node::blocks_for(s->length());
     // One block each for those that run, or the next 16 steps would take these blocks away again.
-    if (holders && needed + ready > deps.kv.usage().available()) return;
+    if (holders && needed + ready > deps.device.kv.usage().available()) return;
     // Scoring needs logits of every row, so nothing may be skipped then.
-    auto blocks = deps.kv.acquire(s->task.tokens, s->drawn || !s->task.scores_prompt());
+    auto blocks = deps.device.kv.acquire(s->task.tokens, s->drawn || !s->task.scores_prompt());
     if (!blocks) return;
     s->kv = std::move(blocks->table);
     s->computed = blocks->reused_tokens;
@@ -81,28 +81,37 @@ void DecodeScheduler::State::admit_waiting() {
 }
 
 void DecodeScheduler::State::publish(Sequence& s) {
-  deps.kv.publish(std::span(s.task.tokens).first(s.computed), s.kv);
+  store(s.lane).publish(std::span(s.task.tokens).first(s.computed), s.kv);
 }
 
 void DecodeScheduler::State::preempt(Sequence& s) {
   publish(s);  // what is still cached when it comes back need not be computed again
   s.kv.clear();
+  s.lane = LaneId::kDevice;  // where prompts are prefilled
   s.computed = 0;
   s.phase = Phase::kWaiting;
   metrics.preempted();
 }
 
 // One more block for a ready sequence, if it needs one. When none is left, the least deserving
-// holder gives its blocks up; false when only more deserving ones and leases hold them: it waits
-// then.
+// holder gives its blocks up: it goes on in the CPU tail if it can, else it is preempted. False
+// when only more deserving ones, leases and running moves hold the blocks: it waits then.
 bool DecodeScheduler::State::grow(Sequence& s, const std::vector<Sequence*>& ranked) {
   while (node::blocks_for(s.length()) > s.kv.size()) {
-    if (deps.kv.grow(s.kv)) continue;
+    if (store(s.lane).grow(s.kv)) continue;
+    if (leaving(s.lane)) return false;  // which gives blocks back soon
     const auto victim = std::find_if(ranked.rbegin(), ranked.rend(), [&](const Sequence* other) {
-      return other == &s || !other->kv.empty();
+      return other == &s || (!other->kv.empty() && other->phase != Phase::kMoving);
     });
-    if (victim == ranked.rend() || *victim == &s) return false;
-    preempt(**victim);
+    if (victim == ranked.rend()) return false;
+    if (s.lane == LaneId::kDevice && begin_move(**victim, LaneId::kTail)) return false;
+    if (*victim != &s) {
+      preempt(**victim);
+      continue;
+    }
+    // A tail's pool may be too small for one request alone; the device's never is.
+    if (s.lane == LaneId::kTail && residents(LaneId::kTail) == 1) preempt(s);
+    return false;
   }
   return true;
 }

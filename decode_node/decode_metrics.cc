@@ -1,6 +1,15 @@
 #include "decode_node/decode_metrics.h"
 
 namespace tandem::decode {
+namespace {
+
+CounterFamily moves(MetricsRegistry& r) {
+  return r.counters("tandem_decode_cpu_tail_moves_total",
+                    "Requests moved to the CPU tail (out) and from it to the device (back)",
+                    {Label{"direction", {"out", "back"}}});
+}
+
+}  // namespace
 
 DecodeMetrics::DecodeMetrics(MetricsRegistry& r)
     : kv_(r, "decode"),
@@ -38,7 +47,17 @@ DecodeMetrics::DecodeMetrics(MetricsRegistry& r)
       reservations_(r.counters("tandem_decode_reservations_total", "Reservations by outcome",
                                {Label{"outcome", {}}})),
       ended_(r.counters("tandem_decode_requests_total", "Requests by outcome",
-                        {Label{"outcome", {}}})) {}
+                        {Label{"outcome", {}}})),
+      tail_requests_(r.gauge("tandem_decode_cpu_tail_requests", "Requests in the CPU tail")),
+      moves_out_(moves(r).with({"out"})),
+      moves_back_(moves(r).with({"back"})),
+      moved_bytes_(r.counter("tandem_decode_cpu_tail_bytes_total",
+                             "KV copied between the device and the CPU tail")),
+      failed_moves_(r.counter("tandem_decode_cpu_tail_failed_moves_total",
+                              "Moves that failed; their requests go on where they were")),
+      move_seconds_(r.histogram("tandem_decode_cpu_tail_seconds",
+                                "Time of one move, in which its request generates nothing",
+                                kShortLatencyBuckets)) {}
 
 void DecodeMetrics::state(size_t reserved, size_t prefilling, size_t ready,
                           const node::KvUsage& usage) {
@@ -51,6 +70,12 @@ void DecodeMetrics::state(size_t reserved, size_t prefilling, size_t ready,
 void DecodeMetrics::admitted(const transport::ReceiveStats& stats, Duration took) {
   handover_seconds_.observe(to_seconds(took));
   received_bytes_.add(static_cast<double>(stats.wire_bytes));
+}
+
+void DecodeMetrics::moved(bool out, uint64_t bytes, Duration took) {
+  (out ? moves_out_ : moves_back_).add();
+  moved_bytes_.add(static_cast<double>(bytes));
+  move_seconds_.observe(to_seconds(took));
 }
 
 void DecodeMetrics::step(uint32_t decode_rows, uint32_t prefill_rows, Duration took) {

@@ -31,6 +31,10 @@ class DecodeMetrics {
   void step_failed() { failed_steps_.add(); }
   void token() { tokens_.add(); }
   void preempted() { preemptions_.add(); }
+  // A request's KV has been copied to the CPU tail, or back from it.
+  void moved(bool out, uint64_t bytes, Duration took);
+  void move_failed() { failed_moves_.add(); }
+  void tail_requests(size_t count) { tail_requests_.set(static_cast<double>(count)); }
   void ended(std::string_view outcome) { ended_.with({outcome}).add(); }
 
  private:
@@ -40,6 +44,9 @@ class DecodeMetrics {
   Counter tokens_, prefill_tokens_, received_bytes_;
   Counter leases_expired_, fenced_, commits_rejected_, duplicates_, failed_steps_, preemptions_;
   CounterFamily reservations_, ended_;
+  Gauge tail_requests_;
+  Counter moves_out_, moves_back_, moved_bytes_, failed_moves_;
+  Histogram move_seconds_;
 };
 
 }  // namespace tandem::decode

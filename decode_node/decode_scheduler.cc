@@ -26,6 +26,8 @@ DecodeScheduler::State::State(Deps d, const DecodeOptions& o)
       reservations(size_t{o.max_sequences} + o.queue_capacity),
       ended(kRemembered),
       fenced(kRemembered) {
+  lanes.push_back({.at = deps.device, .open_step = 0, .stepping = {}});
+  if (deps.tail) lanes.push_back({.at = deps.tail->lane, .open_step = 0, .stepping = {}});
   metrics.transport(deps.transport);
 }
 
@@ -60,8 +62,8 @@ Status DecodeScheduler::State::check_new(RequestId request, TransferId transfer)
 
 Status DecodeScheduler::State::open_receive(const Sequence& s) {
   const kv::BlockTable& table = reservations.find(s.transfer)->blocks;
-  const auto h = node::handover(deps.kv.layout(), s.length(), s.prompt_cached);
-  const engine::KvPages pages = deps.kv.pages();
+  const auto h = node::handover(deps.device.kv.layout(), s.length(), s.prompt_cached);
+  const engine::KvPages pages = deps.device.kv.pages();
   transport::ReceivePlan plan;
   plan.id = s.transfer;
   plan.sender = s.writer;
@@ -109,7 +111,7 @@ Result<Sequence*> DecodeScheduler::State::try_reserve(const control::Reserve& m)
   }
   TANDEM_TRY(check_capacity(task));
   auto s = std::make_unique<Sequence>();
-  TANDEM_ASSIGN(auto blocks, deps.kv.acquire(task.tokens, true));
+  TANDEM_ASSIGN(auto blocks, deps.device.kv.acquire(task.tokens, true));
   s->task = std::move(task);
   s->phase = Phase::kReserved;
   s->transfer = transfer;
@@ -289,6 +291,7 @@ void DecodeScheduler::State::fail(Sequence& s, const Error& error, Report report
 
 void DecodeScheduler::State::retire(Sequence& s, std::string_view outcome) {
   if (s.phase == Phase::kReserved && reserved.erase(s.transfer) > 0) end_reservation(s.transfer);
+  if (s.move) s.move->cancelled->store(true, std::memory_order_relaxed);
   if (s.drawn) metrics.queue_wait(s.waited);
   s.dead = true;
   metrics.ended(outcome);
@@ -335,7 +338,7 @@ void DecodeScheduler::State::sweep_leases() {
 
 void DecodeScheduler::State::drop_dead() {
   std::erase_if(sequences, [this](const auto& s) {
-    if (!s->dead || s->in_step) return false;
+    if (!s->dead || s->in_step || s->move) return false;
     // A transfer id is used once. Without one only a complete answer is final: the router may send
     // a failed or cancelled request here again.
     if (s->session == session && (s->transfer.value != 0 || s->ok)) {
@@ -347,7 +350,7 @@ void DecodeScheduler::State::drop_dead() {
 
 void DecodeScheduler::State::settle() {
   drop_dead();
-  start_step();
+  start_steps();
 }
 
 DecodeScheduler::DecodeScheduler(Deps deps, const DecodeOptions& options)
@@ -401,6 +404,11 @@ void DecodeScheduler::on_receive_failed(TransferId id, const Error& error) {
 
 void DecodeScheduler::on_step(node::StepResult result) {
   state_->finish_step(std::move(result));
+  state_->settle();
+}
+
+void DecodeScheduler::on_moved(node::MoveResult result) {
+  state_->finish_move(std::move(result));
   state_->settle();
 }
 

@@ -19,8 +19,15 @@
 namespace tandem::decode {
 
 // Insides of DecodeScheduler; control thread only. Requests, leases and transfers are in
-// decode_scheduler.cc, admission and preemption in decode_blocks.cc, steps in decode_steps.cc.
+// decode_scheduler.cc, admission and preemption in decode_blocks.cc, steps in decode_steps.cc, moves
+// between the lanes in decode_moves.cc.
 struct DecodeScheduler::State {
+  struct LaneState {
+    Lane at;
+    uint64_t open_step = 0;  // 0: none
+    std::vector<Sequence*> stepping;
+  };
+
   State(Deps d, const DecodeOptions& o);
 
   // ---- requests
@@ -57,15 +64,33 @@ struct DecodeScheduler::State {
   [[nodiscard]] bool grow(Sequence& sequence, const std::vector<Sequence*>& ranked);
   void preempt(Sequence& sequence);
   void publish(Sequence& sequence);
+  [[nodiscard]] node::KvStore& store(LaneId lane) { return lanes[static_cast<size_t>(lane)].at.kv; }
   [[nodiscard]] size_t held_blocks(const Sequence& sequence) const;
 
+  // ---- moves between the lanes; nothing happens without a CPU tail
+  void start_moves();
+  void move_out();
+  void move_back();
+  // False when it cannot or may not move, or there is no room for it.
+  [[nodiscard]] bool begin_move(Sequence& sequence, LaneId to);
+  [[nodiscard]] bool has_room(LaneId lane, const Sequence& sequence);
+  void finish_move(node::MoveResult result);
+  // Requests in the lane (with those on their way to it), and those on their way out of it.
+  [[nodiscard]] size_t residents(LaneId lane) const;
+  [[nodiscard]] bool leaving(LaneId lane) const;
+  [[nodiscard]] uint64_t free_bytes() const;  // of the device's pool
+  // Ready requests of the lane that may move, longest answer first.
+  [[nodiscard]] std::vector<Sequence*> movable(LaneId lane) const;
+
   // ---- steps
-  void start_step();
-  // Holders of blocks that no lease protects, most deserving first.
-  [[nodiscard]] std::vector<Sequence*> ranked_holders() const;
-  [[nodiscard]] std::vector<Sequence*> decode_rows();
-  [[nodiscard]] std::vector<Sequence*> prefilling() const;
+  void start_steps();
+  void start_step(LaneId lane);
+  // Holders of the lane's blocks that no lease protects, most deserving first.
+  [[nodiscard]] std::vector<Sequence*> ranked_holders(LaneId lane) const;
+  [[nodiscard]] std::vector<Sequence*> decode_rows(LaneId lane);
+  [[nodiscard]] std::vector<Sequence*> prefilling(LaneId lane) const;
   void add_to_step(node::StepJob& step, Sequence& sequence, uint32_t rows);
+  void observe_step(uint32_t decode_rows, uint32_t prefill_rows, Duration took);
   void finish_step(node::StepResult result);
   void apply(Sequence& sequence, engine::SequenceOutput output, control::Tokens& tokens);
   void draw(Sequence& sequence, const engine::SampledToken& token, control::TokenRun& run);
@@ -83,9 +108,9 @@ struct DecodeScheduler::State {
   node::RecentIds ended;   // (request, transfer)
   node::RecentIds fenced;  // (generation, 0)
   uint64_t next_arrival = 1;
-  uint64_t next_step = 1;
-  uint64_t open_step = 0;  // 0: none
-  std::vector<Sequence*> stepping;
+  uint64_t next_step = 1;  // of all lanes
+  uint64_t next_move = 1;
+  std::vector<LaneState> lanes;  // by LaneId
   uint64_t session = 0;  // grows with every lost router connection
   bool draining = false;
   uint64_t ticks = 0;

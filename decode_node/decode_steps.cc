@@ -8,12 +8,13 @@
 
 namespace tandem::decode {
 
-std::vector<Sequence*> DecodeScheduler::State::ranked_holders() const {
+std::vector<Sequence*> DecodeScheduler::State::ranked_holders(LaneId lane) const {
   std::vector<Sequence*> holders;
   std::vector<BatchCandidate> candidates;
   const TimePoint now = deps.clock.now();
   for (const auto& s : sequences) {
-    if (s->dead || (s->phase != Phase::kReady && s->phase != Phase::kPrefilling)) continue;
+    if (s->dead || s->lane != lane) continue;
+    if (s->phase != Phase::kReady && s->phase != Phase::kPrefilling) continue;
     const Duration waited =
         s->age.value() + (s->phase == Phase::kReady ? now - s->ready_since : Duration{0});
     holders.push_back(s.get());
@@ -25,9 +26,9 @@ std::vector<Sequence*> DecodeScheduler::State::ranked_holders() const {
   return ranked;
 }
 
-// The ready sequences of the next step, each with room for its next row.
-std::vector<Sequence*> DecodeScheduler::State::decode_rows() {
-  const std::vector<Sequence*> ranked = ranked_holders();
+// The ready sequences of the lane's next step, each with room for its next row.
+std::vector<Sequence*> DecodeScheduler::State::decode_rows(LaneId lane) {
+  const std::vector<Sequence*> ranked = ranked_holders(lane);
   const size_t most = std::min(options.max_sequences, options.max_batch_tokens);
   std::vector<Sequence*> rows;
   for (Sequence* s : ranked) {
@@ -37,10 +38,10 @@ std::vector<Sequence*> DecodeScheduler::State::decode_rows() {
   return rows;
 }
 
-std::vector<Sequence*> DecodeScheduler::State::prefilling() const {
+std::vector<Sequence*> DecodeScheduler::State::prefilling(LaneId lane) const {
   std::vector<Sequence*> result;
   for (const auto& s : sequences) {
-    if (!s->dead && s->phase == Phase::kPrefilling) result.push_back(s.get());
+    if (!s->dead && s->lane == lane && s->phase == Phase::kPrefilling) result.push_back(s.get());
   }
   return result;
 }
@@ -73,30 +74,39 @@ void DecodeScheduler::State::add_to_step(node::StepJob& step, Sequence& s, uint3
     s.age.waited(waited);
     s.age.ran();
   }
-  stepping.push_back(&s);
+  lanes[static_cast<size_t>(s.lane)].stepping.push_back(&s);
+}
+
+void DecodeScheduler::State::start_steps() {
+  if (lanes.front().open_step == 0) admit_waiting();
+  start_moves();
+  for (size_t lane = 0; lane < lanes.size(); ++lane) start_step(static_cast<LaneId>(lane));
 }
 
 // Every decode row that may go, and beside them at most a chunk of prompts, so that the time
 // between two tokens of a running request stays bounded whatever arrives.
-void DecodeScheduler::State::start_step() {
-  if (open_step != 0) return;
-  admit_waiting();
+void DecodeScheduler::State::start_step(LaneId id) {
+  LaneState& lane = lanes[static_cast<size_t>(id)];
+  if (lane.open_step != 0) return;
   node::StepJob step;
   step.id = next_step++;
   const auto alone = std::ranges::find_if(
-      sequences, [](const auto& s) { return !s->dead && s->alone && !s->kv.empty(); });
+      sequences, [&](const auto& s) {
+        return !s->dead && s->alone && s->lane == id && !s->kv.empty();
+      });
   if (alone != sequences.end()) {
     Sequence& s = **alone;
-    if (s.phase == Phase::kPrefilling || grow(s, ranked_holders())) {
+    if (s.phase == Phase::kPrefilling || grow(s, ranked_holders(id))) {
       add_to_step(step, s, std::min(s.remaining(), s.step_rows));
     } else {
-      preempt(s);  // it must not hold up the others; its turn comes again with new blocks
+      // It must not hold up the others; its turn comes again with new blocks.
+      if (!s.kv.empty()) preempt(s);
     }
   }
   if (step.sequences.empty()) {
-    for (Sequence* s : decode_rows()) add_to_step(step, *s, 1);
+    for (Sequence* s : decode_rows(id)) add_to_step(step, *s, 1);
     const auto decoding = static_cast<uint32_t>(step.sequences.size());
-    const std::vector<Sequence*> prompts = prefilling();
+    const std::vector<Sequence*> prompts = prefilling(id);
     std::vector<uint32_t> remaining;
     for (const Sequence* s : prompts) remaining.push_back(s->remaining());
     const uint32_t room = options.max_batch_tokens - decoding;
@@ -115,20 +125,22 @@ void DecodeScheduler::State::start_step() {
     }
   }
   if (step.sequences.empty()) return;
-  open_step = step.id;
-  if (deps.executor.submit(std::move(step))) return;
+  lane.open_step = step.id;
+  if (lane.at.executor.submit(std::move(step))) return;
   // Only while shutting down: the executor has stopped.
-  open_step = 0;
-  for (Sequence* s : std::exchange(stepping, {})) {
+  lane.open_step = 0;
+  for (Sequence* s : std::exchange(lane.stepping, {})) {
     s->in_step = false;
     fail(*s, make_error(ErrorCode::kUnavailable, "the engine has stopped"), Report::kYes);
   }
 }
 
 void DecodeScheduler::State::finish_step(node::StepResult result) {
-  if (result.id != open_step) return;
-  open_step = 0;
-  const std::vector<Sequence*> batch = std::exchange(stepping, {});
+  const auto lane =
+      std::ranges::find_if(lanes, [&](const auto& l) { return l.open_step == result.id; });
+  if (lane == lanes.end()) return;
+  lane->open_step = 0;
+  const std::vector<Sequence*> batch = std::exchange(lane->stepping, {});
   uint32_t decode_count = 0;
   uint32_t prefill_rows = 0;
   for (Sequence* s : batch) {
@@ -141,7 +153,8 @@ void DecodeScheduler::State::finish_step(node::StepResult result) {
     }
   }
   const Duration took = result.finished - result.started;
-  metrics.step(decode_count, prefill_rows, took);
+  const auto id = static_cast<LaneId>(lane - lanes.begin());
+  if (id == LaneId::kDevice) metrics.step(decode_count, prefill_rows, took);
   if (!result.outputs || result.outputs->size() != batch.size()) {
     const Error error =
         result.outputs ? make_error(ErrorCode::kInternal, "the engine lost a sequence's output")
@@ -154,19 +167,25 @@ void DecodeScheduler::State::finish_step(node::StepResult result) {
     }
     return;
   }
-  if (prefill_rows == 0) {
-    step_seconds.add(to_seconds(took));
-    step_cost.add(decode_count, to_seconds(took));
-  } else {
-    if (decode_count > 0) step_budget.took(took);
-    const double decode_part = decode_count > 0 ? step_seconds.value() : 0;
-    prefill_throughput.add(prefill_rows, to_seconds(took) - decode_part);
-  }
+  if (id == LaneId::kDevice) observe_step(decode_count, prefill_rows, took);
   control::ToRouter message;
   for (size_t i = 0; i < batch.size(); ++i) {
     apply(*batch[i], std::move((*result.outputs)[i]), *message.mutable_tokens());
   }
   if (message.tokens().runs_size() > 0) deps.send(std::move(message));
+}
+
+// What the router predicts with is the device's speed.
+void DecodeScheduler::State::observe_step(uint32_t decode_count, uint32_t prefill_rows,
+                                          Duration took) {
+  if (prefill_rows == 0) {
+    step_seconds.add(to_seconds(took));
+    step_cost.add(decode_count, to_seconds(took));
+    return;
+  }
+  if (decode_count > 0) step_budget.took(took);
+  const double decode_part = decode_count > 0 ? step_seconds.value() : 0;
+  prefill_throughput.add(prefill_rows, to_seconds(took) - decode_part);
 }
 
 void DecodeScheduler::State::apply(Sequence& s, engine::SequenceOutput output,
@@ -220,12 +239,20 @@ void DecodeScheduler::State::make_ready(Sequence& s) {
 }
 
 void DecodeScheduler::State::update_gauges() {
-  size_t counts[4] = {};
-  for (const auto& s : sequences) counts[static_cast<size_t>(s->phase)] += s->dead ? 0 : 1;
+  size_t counts[kPhases] = {};
+  size_t in_tail = 0;
+  for (const auto& s : sequences) {
+    if (s->dead) continue;
+    ++counts[static_cast<size_t>(s->phase)];
+    in_tail += s->lane == LaneId::kTail ? 1 : 0;
+  }
   metrics.state(counts[static_cast<size_t>(Phase::kReserved)],
                 counts[static_cast<size_t>(Phase::kWaiting)] +
                     counts[static_cast<size_t>(Phase::kPrefilling)],
-                counts[static_cast<size_t>(Phase::kReady)], deps.kv.usage());
+                counts[static_cast<size_t>(Phase::kReady)] +
+                    counts[static_cast<size_t>(Phase::kMoving)],
+                deps.device.kv.usage());
+  if (deps.tail) metrics.tail_requests(in_tail);
   metrics.transport(deps.transport);
 }
 
@@ -233,22 +260,24 @@ control::Heartbeat DecodeScheduler::heartbeat() const {
   const State& state = *state_;
   control::Heartbeat h;
   uint32_t ready = 0;
+  uint32_t beside = 0;  // in the CPU tail, on the way to it or back
   uint32_t waiting = 0;
   uint32_t waiting_tokens = 0;
   for (const auto& s : state.sequences) {
     if (s->dead) continue;
-    if (s->phase == Phase::kReady) ++ready;
+    if (s->phase == Phase::kMoving || s->lane == LaneId::kTail) ++beside;
+    else if (s->phase == Phase::kReady) ++ready;
     if (s->phase == Phase::kWaiting || s->phase == Phase::kPrefilling) {
       ++waiting;
       waiting_tokens += s->remaining();
     }
   }
-  const auto usage = state.deps.kv.usage();
+  const auto usage = state.deps.device.kv.usage();
   const uint32_t running = std::min(ready, state.options.max_sequences);
   h.set_tick(state.ticks);
   h.set_queued(waiting + ready - running);
   h.set_queued_tokens(waiting_tokens);
-  h.set_running(running);
+  h.set_running(running + beside);
   h.set_kv_blocks_used(usage.used);
   h.set_kv_blocks_cached(usage.cached);
   h.set_kv_blocks_free(usage.free);

@@ -1,6 +1,8 @@
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "common/node/cpu_tail.h"
 #include "common/node/node_main.h"
 #include "decode_node/decode_scheduler.h"
 
@@ -8,9 +10,10 @@ namespace {
 
 using namespace tandem;
 
-decode::DecodeOptions options_of(const DecodeNodeSettings& s, const node::TaskLimits& limits) {
+decode::DecodeOptions options_of(const DecodeNodeSettings& s, const node::SchedulerDeps& deps,
+                                 const CpuTailSettings& tail) {
   decode::DecodeOptions o;
-  o.limits = limits;
+  o.limits = deps.limits;
   o.max_batch_tokens = s.max_batch_tokens;
   o.max_sequences = s.max_sequences;
   o.queue_capacity = s.queue;
@@ -18,7 +21,18 @@ decode::DecodeOptions options_of(const DecodeNodeSettings& s, const node::TaskLi
   o.mixed_target = s.step_budget;
   o.queue_ageing = s.queue_ageing;
   o.default_lease = s.lease;
+  if (deps.cpu_tail == nullptr) return o;
+  const auto thresholds = deps.cpu_tail->thresholds();
+  o.cpu_tail = {.after_tokens = tail.after_tokens,
+                .free_below = thresholds.free_below,
+                .return_above = thresholds.return_above};
   return o;
+}
+
+std::optional<decode::CpuTail> tail_of(node::CpuTail* tail) {
+  if (tail == nullptr) return std::nullopt;
+  return decode::CpuTail{.lane = {.kv = tail->kv(), .executor = tail->executor()},
+                         .mover = tail->mover()};
 }
 
 Result<node::NodeSpec> spec_of(const ClusterConfig& config, const std::string& name) {
@@ -31,18 +45,19 @@ Result<node::NodeSpec> spec_of(const ClusterConfig& config, const std::string& n
       .settings = *section,
       .tails =
           2 * section->max_sequences,  // requests that generate, and as many that arrive or wait
+      .cpu_tail = has_cpu_tail(config, *section),
       .run_dir = {},
       .version = {},
       .make_scheduler =
-          [section](const node::SchedulerDeps& deps) -> std::unique_ptr<node::Scheduler> {
+          [section, tail = config.cpu_tail](const node::SchedulerDeps& deps) -> std::unique_ptr<node::Scheduler> {
         return std::make_unique<decode::DecodeScheduler>(
             decode::DecodeScheduler::Deps{.clock = deps.clock,
-                                          .kv = deps.kv,
+                                          .device = {.kv = deps.kv, .executor = deps.executor},
+                                          .tail = tail_of(deps.cpu_tail),
                                           .transport = deps.transport,
-                                          .executor = deps.executor,
                                           .metrics = deps.metrics,
                                           .send = deps.send},
-            options_of(*section, deps.limits));
+            options_of(*section, deps, tail));
       }};
 }
 

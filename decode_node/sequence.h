@@ -1,6 +1,9 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <vector>
 
 #include "common/base/clock.h"
@@ -16,6 +19,19 @@ enum class Phase : uint8_t {
   kWaiting,     // wants blocks, then a prefill here: new, or preempted
   kPrefilling,  // has blocks, more than one token left to compute, or the first token not yet drawn
   kReady,       // exactly its last token is to be computed: the decode queue and the running batch
+  kMoving,      // ready, but its KV is on the way to the other lane
+};
+inline constexpr size_t kPhases = 5;
+
+enum class LaneId : uint8_t { kDevice, kTail };
+
+// The way of a request from its lane to the other one. Both sides' blocks are held until it ends.
+struct Move {
+  uint64_t id = 0;
+  LaneId to = LaneId::kTail;
+  kv::BlockTable kv;  // there
+  std::shared_ptr<std::atomic<bool>> cancelled;
+  TimePoint began;
 };
 
 // One request on a decode node. Control thread only.
@@ -26,6 +42,10 @@ struct Sequence {
   Generation writer;     // of the prefill node, while reserved
   uint64_t session = 0;  // router session it came in
   uint64_t arrival = 0;  // order of arrival
+
+  LaneId lane = LaneId::kDevice;  // whose pool `kv` is of
+  std::optional<Move> move;       // until its result is back
+  bool stays = false;             // a move failed: it is not tried again
 
   kv::BlockTable kv;       // while reserved, Reservations has it
   uint32_t computed = 0;   // leading tokens whose KV stands

@@ -28,6 +28,7 @@ Result<node::NodeSpec> spec_of(const ClusterConfig& config, const std::string& n
       .settings = *section,
       .tails =
           2 * section->max_sequences,  // prompts in work, and as many that are still being sent
+      .cpu_tail = false,
       .run_dir = {},
       .version = {},
       .make_scheduler =

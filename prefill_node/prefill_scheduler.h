@@ -51,6 +51,7 @@ class PrefillScheduler final : public node::Scheduler {
 
   void on_message(const control::ToNode& message) override;
   void on_step(node::StepResult result) override;
+  void on_moved(node::MoveResult) override {}
   void on_received(TransferId, const std::string&, const transport::ReceiveStats&) override {}
   void on_receive_failed(TransferId, const Error&) override {}
   void on_sent(TransferId id, const transport::SendStats& stats) override;

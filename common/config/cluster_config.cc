@@ -352,6 +352,42 @@ void describe(SchemaVisitor& v, DecodeNodeSettings& c) {
              c.lease, {milliseconds(100), hours(1)});
 }
 
+void describe(SchemaVisitor& v, CpuTailSettings& c) {
+  constexpr Bounds<ByteSize> kMemory{ByteSize{0}, ByteSize{uint64_t{1} << 44}};
+  v.choice({.key = "enabled",
+            .doc = "Whether decode nodes load the model for the CPU too. `auto`: those on a GPU do.",
+            .example = "true"},
+           c.enabled, kCpuTailChoiceNames);
+  v.integer({.key = "after_tokens",
+             .doc = "Answers longer than this may go on on the CPU when the device's KV memory gets "
+                    "short. Any answer may when it is used up.",
+             .example = "512"},
+            c.after_tokens, kOptionalTokens);
+  v.size({.key = "free_below",
+          .doc = "KV memory of the device below which long answers leave. 0B: 2GiB, or a quarter "
+                 "of all where that is less.",
+          .example = "2GiB"},
+         c.free_below, kMemory);
+  v.size({.key = "return_above",
+          .doc = "Free KV memory of the device from which they come back. 0B: twice free_below, or "
+                 "halfway between it and all where that is less.",
+          .example = "4GiB"},
+         c.return_above, kMemory);
+  v.integer({.key = "threads",
+             .doc = "Threads that compute them. 0: an equal share of this box's CPUs.",
+             .example = "8"},
+            c.threads, {0, 4096});
+  v.size({.key = "memory",
+          .doc = "Host memory for their KV, of each decode node.",
+          .example = "16GiB"},
+         c.memory, {mib(1), ByteSize{uint64_t{1} << 44}});
+  v.choice({.key = "format",
+            .doc = "How it is stored there; KV in another format is encoded anew on the way. "
+                   "`auto`: as on the device.",
+            .example = "int8"},
+           c.format, kKvFormatChoiceNames);
+}
+
 void describe(SchemaVisitor& v, GpuSettings& c) {
   v.texts({.key = "libraries",
            .doc = "Folders with NVIDIA's libraries (cuBLASLt, NCCL), searched before rpath, "
@@ -381,6 +417,9 @@ void describe(SchemaVisitor& v, ClusterConfig& c) {
   v.list({.key = "decode",
           .doc = "Nodes of this box that generate. Absent: one with default settings; `[]`: none."},
          c.decode);
+  v.section({.key = "cpu_tail",
+             .doc = "Long answers go on on the CPU when a decode node's KV memory gets short."},
+            c.cpu_tail);
   v.section({.key = "gpu", .doc = "What nodes on NVIDIA cards share."}, c.gpu);
   v.section({.key = "log", .doc = "Events, one JSON object a line."}, c.log);
 }
@@ -405,6 +444,19 @@ double gpu_memory_share(const ClusterConfig& config, const NodeSettings& node) {
   for (const NodeSettings& other : config.prefill) count(other);
   for (const NodeSettings& other : config.decode) count(other);
   return kAll / std::max(1U, sharing);
+}
+
+bool has_cpu_tail(const ClusterConfig& config, const NodeSettings& node) {
+  switch (config.cpu_tail.enabled) {
+    case CpuTailChoice::kTrue:
+      return true;
+    case CpuTailChoice::kFalse:
+      return false;
+    case CpuTailChoice::kAuto:
+      break;
+  }
+  const auto device = parse_device(node.device);
+  return device && device->cuda;
 }
 
 std::string router_address(const ClusterConfig& config, const NodeSettings& node) {

@@ -155,6 +155,19 @@ struct GpuSettings {
   std::vector<std::string> libraries;  // folders, searched first
 };
 
+enum class CpuTailChoice : uint8_t { kAuto, kTrue, kFalse };
+inline constexpr std::array<std::string_view, 3> kCpuTailChoiceNames{"auto", "true", "false"};
+
+struct CpuTailSettings {
+  CpuTailChoice enabled = CpuTailChoice::kAuto;
+  uint32_t after_tokens = 512;
+  ByteSize free_below{};    // 0: see cluster_config.cc
+  ByteSize return_above{};  // 0: likewise
+  uint32_t threads = 0;     // 0: an equal share of this box's CPUs
+  ByteSize memory = gib(4);
+  KvFormatChoice format = KvFormatChoice::kAuto;  // auto: the device's
+};
+
 struct LogSettings {
   LogLevel level = LogLevel::kInfo;
   std::string file;  // empty: standard error
@@ -166,6 +179,7 @@ struct ClusterConfig {
   RouterSettings router;
   std::vector<PrefillNodeSettings> prefill{PrefillNodeSettings{}};
   std::vector<DecodeNodeSettings> decode{DecodeNodeSettings{}};
+  CpuTailSettings cpu_tail;
   GpuSettings gpu;
   LogSettings log;
 };
@@ -184,6 +198,7 @@ void describe(SchemaVisitor& visitor, TransportSettings& config);
 void describe(SchemaVisitor& visitor, NodeSettings& config);
 void describe(SchemaVisitor& visitor, PrefillNodeSettings& config);
 void describe(SchemaVisitor& visitor, DecodeNodeSettings& config);
+void describe(SchemaVisitor& visitor, CpuTailSettings& config);
 void describe(SchemaVisitor& visitor, GpuSettings& config);
 void describe(SchemaVisitor& visitor, LogSettings& config);
 void describe(SchemaVisitor& visitor, ClusterConfig& config);
@@ -194,6 +209,9 @@ void describe(SchemaVisitor& visitor, ClusterConfig& config);
 // The part of its card's memory that a node may use: its gpu_memory_utilization, or 0.9 divided
 // equally among the nodes of this file on the same card.
 [[nodiscard]] double gpu_memory_share(const ClusterConfig& config, const NodeSettings& node);
+
+// Whether this decode node has a CPU engine beside its device.
+[[nodiscard]] bool has_cpu_tail(const ClusterConfig& config, const NodeSettings& node);
 
 // host:port that this node dials: its own `router`, or router.control with a wildcard host turned
 // into the loopback address.

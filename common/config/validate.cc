@@ -96,6 +96,18 @@ void validate_node(const NodeSettings& node, uint32_t chunk_tokens, const std::s
   }
 }
 
+void validate_cpu_tail(const ClusterConfig& config, const ProblemSink& report) {
+  const CpuTailSettings& tail = config.cpu_tail;
+  if (tail.enabled == CpuTailChoice::kTrue && config.decode.empty()) {
+    report("cpu_tail.enabled", "is true, but this file has no decode node");
+  }
+  if (tail.return_above.bytes != 0 && tail.return_above < tail.free_below) {
+    report("cpu_tail.return_above", "must not be below cpu_tail.free_below (" +
+                                        format_size(tail.free_below) +
+                                        "): requests would go to and fro");
+  }
+}
+
 void require_file(const std::string& path, const std::string& key, const ProblemSink& report) {
   if (path.empty()) return;
   std::error_code error;
@@ -130,6 +142,7 @@ void validate(const ClusterConfig& config, const ProblemSink& report) {
     validate_node(config.decode[i], config.decode[i].chunk_tokens,
                   "decode[" + std::to_string(i) + "]", names, report);
   }
+  validate_cpu_tail(config, report);
   if (!config.router.enabled && config.prefill.empty() && config.decode.empty()) {
     report("router.enabled", "is false and there are no nodes: this box would run nothing");
   }

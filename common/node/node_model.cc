@@ -21,6 +21,22 @@ DType weight_type(WeightType choice, DType stored) {
   return stored == DType::kF32 ? DType::kF32 : DType::kBf16;
 }
 
+// The two blocks of the self-test, and one that grows.
+constexpr uint64_t kFewestBlocks = 4;
+
+// nullopt: nobody said, and the pool takes what is left of the card.
+std::optional<uint64_t> configured_blocks(const ClusterConfig& config, const NodeSettings& node,
+                                          const kv::KvLayout& layout, bool cuda) {
+  if (node.kv_blocks != 0) return node.kv_blocks;
+  if (node.kv_memory.bytes != 0) return node.kv_memory.bytes / layout.block_bytes();
+  if (config.kv.blocks != 0) return config.kv.blocks;
+  if (config.kv.memory.bytes != 0) return config.kv.memory.bytes / layout.block_bytes();
+  if (cuda) return std::nullopt;
+  return kDefaultKvMemory.bytes / layout.block_bytes();
+}
+
+}  // namespace
+
 kv::KvFormat kv_format(KvFormatChoice choice, DType weights) {
   switch (choice) {
     case KvFormatChoice::kF32:
@@ -40,22 +56,6 @@ kv::KvFormat kv_format(KvFormatChoice choice, DType weights) {
   }
   return weights == DType::kF32 ? kv::KvFormat::kF32 : kv::KvFormat::kBf16;
 }
-
-// The two blocks of the self-test, and one that grows.
-constexpr uint64_t kFewestBlocks = 4;
-
-// nullopt: nobody said, and the pool takes what is left of the card.
-std::optional<uint64_t> configured_blocks(const ClusterConfig& config, const NodeSettings& node,
-                                          const kv::KvLayout& layout, bool cuda) {
-  if (node.kv_blocks != 0) return node.kv_blocks;
-  if (node.kv_memory.bytes != 0) return node.kv_memory.bytes / layout.block_bytes();
-  if (config.kv.blocks != 0) return config.kv.blocks;
-  if (config.kv.memory.bytes != 0) return config.kv.memory.bytes / layout.block_bytes();
-  if (cuda) return std::nullopt;
-  return kDefaultKvMemory.bytes / layout.block_bytes();
-}
-
-}  // namespace
 
 Status set_blocks(const NodeSettings& node, uint64_t blocks, NodeModel& model) {
   if (blocks < kFewestBlocks) {

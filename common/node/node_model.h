@@ -32,6 +32,9 @@ struct NodeModel {
 [[nodiscard]] Result<NodeModel> open_node_model(const ClusterConfig& config,
                                                 const NodeSettings& node, const Clock& clock);
 
+// The format that a choice stands for with weights of that type.
+[[nodiscard]] kv::KvFormat kv_format(KvFormatChoice choice, DType weights);
+
 // Sets what follows from the size of the pool; fails when it is too small to be one.
 [[nodiscard]] Status set_blocks(const NodeSettings& node, uint64_t blocks, NodeModel& model);
 

@@ -18,6 +18,7 @@
 #include "common/net/http_router.h"
 #include "common/net/http_server.h"
 #include "common/net/io_thread.h"
+#include "common/node/cpu_tail.h"
 #include "common/node/device_thread.h"
 #include "common/node/gpu_watch.h"
 #include "common/node/loopback.h"
@@ -62,7 +63,9 @@ struct NodeProcess::State final : transport::TransportEvents {
   ~State() override {
     if (http) http->stop();
     io.stop();
-    device.stop();  // ends the running step: after it nobody touches KV memory but the transport
+    // Ends what runs there: afterwards nobody touches KV memory but the transport.
+    if (tail) tail->stop();
+    device.stop();
     client.reset();
     heartbeat_timer.reset();
     tick_timer.reset();
@@ -75,6 +78,7 @@ struct NodeProcess::State final : transport::TransportEvents {
   Status open_endpoints();
   Status load_engine();
   Status open_kv();
+  Status open_tail();
   Status start_transport();
   Status self_test();
   Status start_scheduler();
@@ -97,7 +101,19 @@ struct NodeProcess::State final : transport::TransportEvents {
   void restart_session();
   void update_ready();
 
-  // ---- device thread
+  // ---- device threads and the mover's: what a lost device says is the last that is heard of it
+  void deliver(StepResult result) {
+    if (!result.outputs && result.outputs.error().code == ErrorCode::kDeviceLost)
+      return device_lost(result.outputs.error());
+    auto shared = std::make_shared<StepResult>(std::move(result));
+    io.post([this, shared] { scheduler->on_step(std::move(*shared)); });
+  }
+  void deliver(MoveResult result) {
+    if (!result.outcome && result.outcome.error().code == ErrorCode::kDeviceLost)
+      return device_lost(result.outcome.error());
+    auto shared = std::make_shared<MoveResult>(std::move(result));
+    io.post([this, shared] { scheduler->on_moved(std::move(*shared)); });
+  }
   void device_lost(const Error& error) {
     log.error("device_lost", error, {{"action", "ending the process"}});
     is_failed = true;
@@ -152,13 +168,8 @@ struct NodeProcess::State final : transport::TransportEvents {
   std::unique_ptr<transport::Transport> transport;
   std::unique_ptr<LoopbackTest> loopback;  // during the self-test
   std::shared_ptr<Scheduler> scheduler;    // control thread, from start_scheduler() on
-  DeviceThread device{
-      clock, [this](StepResult result) {
-        if (!result.outputs && result.outputs.error().code == ErrorCode::kDeviceLost)
-          return device_lost(result.outputs.error());
-        auto shared = std::make_shared<StepResult>(std::move(result));
-        io.post([this, shared] { scheduler->on_step(std::move(*shared)); });
-      }};
+  DeviceThread device{clock, [this](StepResult result) { deliver(std::move(result)); }};
+  std::unique_ptr<CpuTail> tail;  // null: this node has none
   HttpRouter routes;
   std::unique_ptr<HttpServer> http;
   std::unique_ptr<ControlClient> client;
@@ -286,6 +297,23 @@ Status NodeProcess::State::open_kv() {
   return {};
 }
 
+Status NodeProcess::State::open_tail() {
+  const CpuTailSettings& settings = spec.config.cpu_tail;
+  const uint32_t share = compute_threads(spec.config, spec.settings, usable_cpus());
+  TANDEM_ASSIGN(tail, CpuTail::create({.config = spec.config,
+                                       .settings = spec.settings,
+                                       .model = model,
+                                       .tails = spec.tails,
+                                       .threads = settings.threads != 0 ? settings.threads : share,
+                                       .device = kv->memory(),
+                                       .clock = clock,
+                                       .log = log,
+                                       .on_step = [this](StepResult r) { deliver(std::move(r)); },
+                                       .on_moved = [this](MoveResult r) { deliver(std::move(r)); }}));
+  model.checkpoint->release_pages();
+  return {};
+}
+
 Status NodeProcess::State::start_transport() {
   TransportPlace place{.libraries = spec.config.gpu.libraries};
   if (model.device.cuda) place.device = static_cast<int>(model.device.index);
@@ -330,6 +358,7 @@ Status NodeProcess::State::start_scheduler() {
                            .kv = *kv,
                            .transport = *transport,
                            .executor = device,
+                           .cpu_tail = tail.get(),
                            .metrics = metrics,
                            .limits = limits,
                            .send = [this](const control::ToRouter& m) {
@@ -501,6 +530,7 @@ Status NodeProcess::start() {
   TANDEM_TRY(s.startup.phase("endpoints", [&] { return s.open_endpoints(); }));
   TANDEM_TRY(s.startup.phase("load_weights", [&] { return s.load_engine(); }));
   TANDEM_TRY(s.startup.phase("kv_pool", [&] { return s.open_kv(); }));
+  if (s.spec.cpu_tail) TANDEM_TRY(s.startup.phase("cpu_tail", [&] { return s.open_tail(); }));
   TANDEM_TRY(s.startup.phase("transport", [&] { return s.start_transport(); }));
   TANDEM_TRY(s.startup.phase("kv_self_test", [&] { return s.self_test(); }));
   TANDEM_TRY(s.start_scheduler());

@@ -15,12 +15,15 @@
 
 namespace tandem::node {
 
+class CpuTail;
+
 // What a role's scheduler is made from, once everything else of the process stands.
 struct SchedulerDeps {
   const Clock& clock;
   KvStore& kv;
   transport::Transport& transport;
   StepExecutor& executor;
+  CpuTail* cpu_tail = nullptr;  // null: none
   MetricsRegistry& metrics;
   TaskLimits limits;
   std::function<void(control::ToRouter)> send;
@@ -32,6 +35,7 @@ struct NodeSpec {
   const ClusterConfig& config;
   const NodeSettings& settings;
   uint32_t tails = 0;   // open pages, if the KV format needs them
+  bool cpu_tail = false;  // with a CPU engine beside the device
   std::string run_dir;  // where to publish endpoints; empty: nowhere
   std::string version;
   std::function<std::unique_ptr<Scheduler>(const SchedulerDeps&)> make_scheduler;

@@ -7,6 +7,7 @@
 #include "common/base/clock.h"
 #include "common/base/ids.h"
 #include "common/node/kv_store.h"
+#include "common/node/page_mover.h"
 #include "common/node/step_executor.h"
 #include "common/node/task.h"
 #include "common/proto/control.pb.h"
@@ -23,6 +24,8 @@ class Scheduler {
   // From the router, after the handshake.
   virtual void on_message(const control::ToNode& message) = 0;
   virtual void on_step(StepResult result) = 0;
+  // Of moves that this node submitted to its PageMover.
+  virtual void on_moved(MoveResult result) = 0;
   // Final events of the transfers that this node opened.
   virtual void on_received(TransferId id, const std::string& commit,
                            const transport::ReceiveStats& stats) = 0;

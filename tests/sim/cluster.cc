@@ -313,8 +313,8 @@ void Cluster::expect_nothing_leaked() {
   for (const auto& [name, slot] : nodes_) {
     if (!slot.process) continue;
     SCOPED_TRACE(name);
-    EXPECT_EQ(slot.process->kv().usage().used, 0U);
-    EXPECT_EQ(slot.process->engine().mismatches(), 0U);
+    EXPECT_EQ(slot.process->blocks_used(), 0U);
+    EXPECT_EQ(slot.process->mismatches(), 0U);
   }
   EXPECT_EQ(dispatcher_->open_requests(), 0U);
 }

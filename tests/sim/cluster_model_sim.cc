@@ -81,6 +81,42 @@ TEST(ClusterModelSim, GreedyAnswersEqualTheReferenceImplementation) {
   }
 }
 
+// Everything leaves the device early: the tail's own engine draws most of each answer.
+TEST(ClusterModelSim, GreedyAnswersEqualTheReferenceAlsoWhenTheyMoveToTheCpuTail) {
+  for (const std::string name : {"qwen2", "llama3", "qwen3_moe"}) {
+    for (const auto format : {kv::KvFormat::kF32, kv::KvFormat::kBf16}) {
+      SCOPED_TRACE(name + " to " + std::string(kv::to_string(format)));
+      const auto folder = std::filesystem::path(TANDEM_TEST_DATA) / "golden" / name;
+      const auto golden = testing::load_golden(folder);
+      const auto checkpoint = model::Checkpoint::open(folder);
+      ASSERT_TRUE(golden && checkpoint);
+      auto options = model_cluster(**checkpoint, DType::kF32, kv::KvFormat::kF32);
+      NodeOptions& node = options.decode;
+      node.tail_blocks = 200;
+      node.tail_format = format;
+      const uint64_t all = node.blocks * node.kv_layout().block_bytes();
+      node.decode.cpu_tail = {.after_tokens = 3, .free_below = all, .return_above = all};
+      Cluster cluster(options);
+      std::vector<uint64_t> ids;
+      for (const auto& c : *golden) {
+        ids.push_back(cluster.submit({.prompt = c.prompt,
+                                      .max_new_tokens = static_cast<uint32_t>(c.greedy.size()),
+                                      .min_new_tokens = 0,
+                                      .stop_tokens = {},
+                                      .seed = 0}));
+      }
+      ASSERT_TRUE(cluster.world.run_until([&] { return cluster.open() == 0; }, seconds(120)));
+      for (size_t i = 0; i < ids.size(); ++i) {
+        EXPECT_EQ(cluster.answer(ids[i]).tokens, (*golden)[i].greedy) << "case " << i;
+      }
+      EXPECT_NE(cluster.metrics("decode-0").find("cpu_tail_moves_total{direction=\"out\"} " +
+                                                 std::to_string(ids.size())),
+                std::string::npos);
+      cluster.expect_nothing_leaked();
+    }
+  }
+}
+
 TEST(ClusterModelSim, EveryKvFormatGivesWhatOneEngineGivesWithIt) {
   const auto checkpoint = model::Checkpoint::open(TANDEM_MODELS "/chat-6m");
   ASSERT_TRUE(checkpoint) << checkpoint.error().to_string();

@@ -35,6 +35,16 @@ ClusterOptions random_options(uint64_t seed) {
   o.prefill.tails = o.decode.tails = static_cast<uint32_t>(pick(6, 32));
   o.prefill.prefix_cache = pick(0, 3) != 0;
   o.decode.prefix_cache = pick(0, 3) != 0;
+  if (pick(0, 1) == 0) {  // half of them with a CPU tail
+    o.decode.tail_blocks = static_cast<uint32_t>(pick(4, 60));
+    o.decode.tail_slowdown = static_cast<int>(pick(1, 8));
+    o.decode.move_batch = milliseconds(pick(0, 3));
+    const uint64_t bytes = o.decode.kv_layout().block_bytes();
+    const uint64_t below = pick(0, o.decode.blocks - 1);
+    o.decode.decode.cpu_tail = {.after_tokens = static_cast<uint32_t>(pick(0, 40)),
+                                .free_below = below * bytes,
+                                .return_above = pick(below, o.decode.blocks) * bytes};
+  }
   o.prefill.prefill.max_batch_tokens = static_cast<uint32_t>(pick(16, 300));
   o.prefill.prefill.chunk_tokens = static_cast<uint32_t>(pick(16, 300));
   o.prefill.prefill.max_sequences = static_cast<uint32_t>(pick(1, 8));

@@ -7,13 +7,14 @@
 namespace tandem::sim {
 namespace {
 
-std::unique_ptr<node::KvStore> make_store(const NodeOptions& o) {
-  auto store = node::KvStore::create({.pool = {.layout = o.kv_layout(),
-                                               .blocks = o.blocks,
-                                               .tails = o.kv_layout().needs_tail() ? o.tails : 0,
+std::unique_ptr<node::KvStore> make_store(const kv::KvLayout& layout, uint32_t blocks,
+                                          uint32_t tails, bool prefix_cache) {
+  auto store = node::KvStore::create({.pool = {.layout = layout,
+                                               .blocks = blocks,
+                                               .tails = layout.needs_tail() ? tails : 0,
                                                .memory = {.huge_pages = false},
                                                .poison = true},
-                                      .prefix_cache = o.prefix_cache});
+                                      .prefix_cache = prefix_cache});
   TANDEM_CHECK(store.has_value(), store.error().to_string());
   return std::move(*store);
 }
@@ -31,7 +32,7 @@ SimNode::SimNode(World& world, SimNetwork& network, std::string name, uint64_t g
       name_(std::move(name)),
       generation_(generation),
       options_(options),
-      kv_(make_store(options)),
+      kv_(make_store(options.kv_layout(), options.blocks, options.tails, options.prefix_cache)),
       engine_(std::make_unique<LedgerEngine>(kVocab, kv_->pages())) {
   const std::string address = name_ + "#" + std::to_string(generation);
   if (options.hub != nullptr) {
@@ -43,18 +44,23 @@ SimNode::SimNode(World& world, SimNetwork& network, std::string name, uint64_t g
     wire_ = wire.get();
     transport_ = std::move(wire);
   }
-  executor_ = std::make_unique<SimExecutor>(
-      world,
-      options.make_step ? options.make_step(kv_->pages())
-                        : node::StepFunction([this](auto sequences, const auto& hook) {
-                            return engine_->step(sequences, hook);
-                          }),
-      [this](const node::StepJob& job) {
+  executor_ = make_executor(kv_->pages(), *engine_, 1);
+}
+
+std::unique_ptr<SimExecutor> SimNode::make_executor(const engine::KvPages& pages,
+                                                    LedgerEngine& engine, int slowdown) {
+  return std::make_unique<SimExecutor>(
+      world_,
+      options_.make_step ? options_.make_step(pages)
+                         : node::StepFunction([&engine](auto sequences, const auto& hook) {
+                             return engine.step(sequences, hook);
+                           }),
+      [this, slowdown](const node::StepJob& job) {
         Duration cost = options_.step_base;
         for (const auto& s : job.sequences) {
           cost += options_.step_row * static_cast<int64_t>(s.tokens.size());
         }
-        return cost;
+        return cost * slowdown;
       });
 }
 
@@ -97,17 +103,42 @@ SimDecode::SimDecode(World& world, SimNetwork& network, std::string name, uint64
     : SimNode(world, network, std::move(name), generation, options) {
   auto o = options.decode;
   o.limits = {.vocab = options.vocab, .max_context = options.max_context};
+  const auto tail = make_tail();
   start(std::make_unique<decode::DecodeScheduler>(
       decode::DecodeScheduler::Deps{.clock = world.clock(),
-                                    .kv = *kv_,
+                                    .device = {.kv = *kv_, .executor = *executor_},
+                                    .tail = tail,
                                     .transport = *transport_,
-                                    .executor = *executor_,
                                     .metrics = registry_,
                                     .send =
                                         [this](control::ToRouter m) {
                                           if (to_router) to_router(std::move(m));
                                         }},
       o));
+}
+
+SimDecode::~SimDecode() { scheduler_.reset(); }  // holds blocks of both pools
+
+std::optional<decode::CpuTail> SimDecode::make_tail() {
+  if (options_.tail_blocks == 0) return std::nullopt;
+  kv::KvLayout layout = options_.kv_layout();
+  layout.format = options_.tail_format.value_or(layout.format);
+  tail_kv_ = make_store(layout, options_.tail_blocks, options_.tails, false);
+  tail_engine_ = std::make_unique<LedgerEngine>(kVocab, tail_kv_->pages());
+  tail_executor_ = make_executor(tail_kv_->pages(), *tail_engine_, options_.tail_slowdown);
+  tail_executor_->sink = [this](node::StepResult r) { scheduler_->on_step(std::move(r)); };
+  mover_ = std::make_unique<SimMover>(
+      world_, node::least_staging(kv_->layout(), tail_kv_->layout()), options_.move_batch);
+  mover_->sink = [this](node::MoveResult r) { scheduler_->on_moved(std::move(r)); };
+  return decode::CpuTail{.lane = {.kv = *tail_kv_, .executor = *tail_executor_}, .mover = *mover_};
+}
+
+uint32_t SimDecode::blocks_used() const {
+  return SimNode::blocks_used() + (tail_kv_ ? tail_kv_->usage().used : 0);
+}
+
+uint64_t SimDecode::mismatches() const {
+  return SimNode::mismatches() + (tail_engine_ ? tail_engine_->mismatches() : 0);
 }
 
 control::Task make_task(uint64_t id, const LedgerRequest& r) {

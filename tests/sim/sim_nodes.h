@@ -15,6 +15,7 @@
 #include "tests/sim/cluster_world.h"
 #include "tests/sim/ledger_engine.h"
 #include "tests/sim/sim_executor.h"
+#include "tests/sim/sim_mover.h"
 #include "tests/sim/sim_transport.h"
 
 namespace tandem::sim {
@@ -34,6 +35,11 @@ struct NodeOptions {
   Duration tick = std::chrono::milliseconds(5);
   prefill::PrefillOptions prefill{};
   decode::DecodeOptions decode{};
+  // A CPU tail of so many blocks; 0: none. Its steps take `tail_slowdown` times as long.
+  uint32_t tail_blocks = 0;
+  int tail_slowdown = 5;
+  std::optional<kv::KvFormat> tail_format{};  // none: as on the device; the ledger needs that
+  Duration move_batch = std::chrono::microseconds(300);  // copying one batch takes up to this
   transport::InprocHub* hub = nullptr;  // null: SimTransport
   // A real model instead of the ledger: its layout and vocabulary, and what runs a step.
   std::optional<kv::KvLayout> layout{};
@@ -61,7 +67,11 @@ class SimNode : public transport::TransportEvents {
   [[nodiscard]] transport::Transport& transport() { return *transport_; }
   [[nodiscard]] LedgerEngine& engine() { return *engine_; }
   [[nodiscard]] node::KvStore& kv() { return *kv_; }
+  [[nodiscard]] virtual uint32_t tail_blocks_used() const { return 0; }
   [[nodiscard]] MetricsRegistry& metrics() { return registry_; }
+  // Over all of its pools and engines.
+  [[nodiscard]] virtual uint32_t blocks_used() const { return kv_->usage().used; }
+  [[nodiscard]] virtual uint64_t mismatches() const { return engine_->mismatches(); }
 
   void receive(const control::ToNode& message) { scheduler_->on_message(message); }
   void disconnect() { scheduler_->on_disconnected(); }
@@ -84,6 +94,8 @@ class SimNode : public transport::TransportEvents {
 
  protected:
   void start(std::unique_ptr<node::Scheduler> scheduler);
+  [[nodiscard]] std::unique_ptr<SimExecutor> make_executor(const engine::KvPages& pages,
+                                                           LedgerEngine& engine, int slowdown);
   void keep_ticking();
 
   World& world_;
@@ -110,6 +122,22 @@ class SimDecode final : public SimNode {
  public:
   SimDecode(World& world, SimNetwork& network, std::string name, uint64_t generation,
             const NodeOptions& options);
+  ~SimDecode() override;
+
+  // Only with a CPU tail.
+  [[nodiscard]] node::KvStore& tail_kv() { return *tail_kv_; }
+  [[nodiscard]] LedgerEngine& tail_engine() { return *tail_engine_; }
+  [[nodiscard]] SimMover& mover() { return *mover_; }
+  [[nodiscard]] uint32_t blocks_used() const override;
+  [[nodiscard]] uint64_t mismatches() const override;
+
+ private:
+  [[nodiscard]] std::optional<decode::CpuTail> make_tail();
+
+  std::unique_ptr<node::KvStore> tail_kv_;
+  std::unique_ptr<LedgerEngine> tail_engine_;
+  std::unique_ptr<SimExecutor> tail_executor_;
+  std::unique_ptr<SimMover> mover_;
 };
 
 // A greedy task as the router sends it.

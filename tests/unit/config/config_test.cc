@@ -262,6 +262,32 @@ decode: [{device: 'cuda:0'}, {device: cpu}, {device: 'cuda:1', gpu_memory_utiliz
   EXPECT_DOUBLE_EQ(gpu_memory_share(config, config.decode[2]), 0.3);  // as it says
 }
 
+TEST(CpuTail, IsForGpusUnlessTheFileSaysOtherwise) {
+  const std::string nodes = "model: {path: m}\ndecode: [{device: cuda}, {device: cpu}]\n";
+  const auto of = [&](const std::string& tail) {
+    const auto config = parse(nodes + tail).value();
+    return std::pair(has_cpu_tail(config, config.decode[0]), has_cpu_tail(config, config.decode[1]));
+  };
+  EXPECT_EQ(of(""), std::pair(true, false));
+  EXPECT_EQ(of("cpu_tail: {enabled: true}"), std::pair(true, true));
+  EXPECT_EQ(of("cpu_tail: {enabled: false}"), std::pair(false, false));
+  const auto config = parse(nodes + "cpu_tail: {after_tokens: 100, memory: 16GiB}").value();
+  EXPECT_EQ(config.cpu_tail.after_tokens, 100U);
+  EXPECT_EQ(config.cpu_tail.memory, gib(16));
+}
+
+TEST(CpuTail, NonsenseIsRefused) {
+  const std::string model = "model: {path: m}\n";
+  EXPECT_THAT(refusal(model + "cpu_tail: {enabled: maybe}"),
+              AllOf(HasSubstr("cpu_tail.enabled"), HasSubstr("auto, true")));
+  EXPECT_THAT(refusal(model + "cpu_tail: {free_below: 4GiB, return_above: 2GiB}"),
+              AllOf(HasSubstr("cpu_tail.return_above"), HasSubstr("4GiB")));
+  EXPECT_THAT(refusal(model + "decode: []\ncpu_tail: {enabled: true}"),
+              HasSubstr("no decode node"));
+  EXPECT_THAT(refusal(model + "cpu_tail: {memory: 0B}"), HasSubstr("cpu_tail.memory"));
+  EXPECT_THAT(refusal(model + "cpu_tail: {after_token: 5}"), HasSubstr("after_tokens"));
+}
+
 class ConfigFiles : public ::testing::Test {
  protected:
   void SetUp() override {
