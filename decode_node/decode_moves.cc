@@ -31,8 +31,7 @@ size_t DecodeScheduler::State::residents(LaneId lane) const {
 }
 
 bool DecodeScheduler::State::leaving(LaneId lane) const {
-  return std::ranges::any_of(sequences,
-                             [&](const auto& s) { return s->move && s->lane == lane; });
+  return std::ranges::any_of(sequences, [&](const auto& s) { return s->move && s->lane == lane; });
 }
 
 std::vector<Sequence*> DecodeScheduler::State::movable(LaneId lane) const {

@@ -19,11 +19,11 @@
 
 namespace tandem::decode {
 
-// When requests go on beside the device (issue: CPU tail). Bytes are those of the device's KV pool.
+// When requests go on in the CPU tail. Bytes are those of the device's KV pool.
 struct CpuTailOptions {
-  uint32_t after_tokens = 512;    // of the answer; shorter ones leave only when KV runs out
-  uint64_t free_below = 0;        // long requests leave while less than this is free
-  uint64_t return_above = 0;      // they come back while at least this is free; >= free_below
+  uint32_t after_tokens = 512;  // of the answer; shorter ones leave only when KV runs out
+  uint64_t free_below = 0;      // long requests leave while less than this is free
+  uint64_t return_above = 0;    // they come back while at least this is free; >= free_below
 };
 
 struct DecodeOptions {

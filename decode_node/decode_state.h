@@ -19,8 +19,8 @@
 namespace tandem::decode {
 
 // Insides of DecodeScheduler; control thread only. Requests, leases and transfers are in
-// decode_scheduler.cc, admission and preemption in decode_blocks.cc, steps in decode_steps.cc, moves
-// between the lanes in decode_moves.cc.
+// decode_scheduler.cc, admission and preemption in decode_blocks.cc, steps in decode_steps.cc,
+// moves between the lanes in decode_moves.cc.
 struct DecodeScheduler::State {
   struct LaneState {
     Lane at;
@@ -111,7 +111,7 @@ struct DecodeScheduler::State {
   uint64_t next_step = 1;  // of all lanes
   uint64_t next_move = 1;
   std::vector<LaneState> lanes;  // by LaneId
-  uint64_t session = 0;  // grows with every lost router connection
+  uint64_t session = 0;          // grows with every lost router connection
   bool draining = false;
   uint64_t ticks = 0;
   uint64_t tokens_generated = 0;

@@ -90,10 +90,9 @@ void DecodeScheduler::State::start_step(LaneId id) {
   if (lane.open_step != 0) return;
   node::StepJob step;
   step.id = next_step++;
-  const auto alone = std::ranges::find_if(
-      sequences, [&](const auto& s) {
-        return !s->dead && s->alone && s->lane == id && !s->kv.empty();
-      });
+  const auto alone = std::ranges::find_if(sequences, [&](const auto& s) {
+    return !s->dead && s->alone && s->lane == id && !s->kv.empty();
+  });
   if (alone != sequences.end()) {
     Sequence& s = **alone;
     if (s.phase == Phase::kPrefilling || grow(s, ranked_holders(id))) {
@@ -246,12 +245,12 @@ void DecodeScheduler::State::update_gauges() {
     ++counts[static_cast<size_t>(s->phase)];
     in_tail += s->lane == LaneId::kTail ? 1 : 0;
   }
-  metrics.state(counts[static_cast<size_t>(Phase::kReserved)],
-                counts[static_cast<size_t>(Phase::kWaiting)] +
-                    counts[static_cast<size_t>(Phase::kPrefilling)],
-                counts[static_cast<size_t>(Phase::kReady)] +
-                    counts[static_cast<size_t>(Phase::kMoving)],
-                deps.device.kv.usage());
+  metrics.state(
+      counts[static_cast<size_t>(Phase::kReserved)],
+      counts[static_cast<size_t>(Phase::kWaiting)] +
+          counts[static_cast<size_t>(Phase::kPrefilling)],
+      counts[static_cast<size_t>(Phase::kReady)] + counts[static_cast<size_t>(Phase::kMoving)],
+      deps.device.kv.usage());
   if (deps.tail) metrics.tail_requests(in_tail);
   metrics.transport(deps.transport);
 }
@@ -265,8 +264,10 @@ control::Heartbeat DecodeScheduler::heartbeat() const {
   uint32_t waiting_tokens = 0;
   for (const auto& s : state.sequences) {
     if (s->dead) continue;
-    if (s->phase == Phase::kMoving || s->lane == LaneId::kTail) ++beside;
-    else if (s->phase == Phase::kReady) ++ready;
+    if (s->phase == Phase::kMoving || s->lane == LaneId::kTail)
+      ++beside;
+    else if (s->phase == Phase::kReady)
+      ++ready;
     if (s->phase == Phase::kWaiting || s->phase == Phase::kPrefilling) {
       ++waiting;
       waiting_tokens += s->remaining();

@@ -48,8 +48,8 @@ Result<node::NodeSpec> spec_of(const ClusterConfig& config, const std::string& n
       .cpu_tail = has_cpu_tail(config, *section),
       .run_dir = {},
       .version = {},
-      .make_scheduler =
-          [section, tail = config.cpu_tail](const node::SchedulerDeps& deps) -> std::unique_ptr<node::Scheduler> {
+      .make_scheduler = [section, tail = config.cpu_tail](
+                            const node::SchedulerDeps& deps) -> std::unique_ptr<node::Scheduler> {
         return std::make_unique<decode::DecodeScheduler>(
             decode::DecodeScheduler::Deps{.clock = deps.clock,
                                           .device = {.kv = deps.kv, .executor = deps.executor},

@@ -354,15 +354,17 @@ void describe(SchemaVisitor& v, DecodeNodeSettings& c) {
 
 void describe(SchemaVisitor& v, CpuTailSettings& c) {
   constexpr Bounds<ByteSize> kMemory{ByteSize{0}, ByteSize{uint64_t{1} << 44}};
-  v.choice({.key = "enabled",
-            .doc = "Whether decode nodes load the model for the CPU too. `auto`: those on a GPU do.",
-            .example = "true"},
-           c.enabled, kCpuTailChoiceNames);
-  v.integer({.key = "after_tokens",
-             .doc = "Answers longer than this may go on on the CPU when the device's KV memory gets "
-                    "short. Any answer may when it is used up.",
-             .example = "512"},
-            c.after_tokens, kOptionalTokens);
+  v.choice(
+      {.key = "enabled",
+       .doc = "Whether decode nodes load the model for the CPU too. `auto`: those on a GPU do.",
+       .example = "true"},
+      c.enabled, kCpuTailChoiceNames);
+  v.integer(
+      {.key = "after_tokens",
+       .doc = "Answers longer than this may go on on the CPU when the device's KV memory gets "
+              "short. Any answer may when it is used up.",
+       .example = "512"},
+      c.after_tokens, kOptionalTokens);
   v.size({.key = "free_below",
           .doc = "KV memory of the device below which long answers leave. 0B: 2GiB, or a quarter "
                  "of all where that is less.",

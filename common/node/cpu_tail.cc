@@ -22,16 +22,17 @@ uint32_t tails_of(const kv::KvLayout& layout, uint32_t tails) {
 }  // namespace
 
 Result<TailThresholds> tail_thresholds(const CpuTailSettings& settings, uint64_t pool_bytes) {
-  const std::string pool = "the KV memory of the node's device, " +
-                           format_size(ByteSize{pool_bytes}) + " in all";
+  const std::string pool =
+      "the KV memory of the node's device, " + format_size(ByteSize{pool_bytes}) + " in all";
   TailThresholds t{.free_below = settings.free_below.bytes,
                    .return_above = settings.return_above.bytes};
   if (t.free_below == 0) t.free_below = std::min(kMostFreeBelow, pool_bytes / 4);
   if (t.free_below >= pool_bytes) {
     return fail(ErrorCode::kConfig,
-                "cpu_tail.free_below is " + format_size(ByteSize{t.free_below}) + ", not below " + pool +
+                "cpu_tail.free_below is " + format_size(ByteSize{t.free_below}) + ", not below " +
+                    pool +
                     ": every long request would leave it; lower this or give "
-                "the node more KV memory",
+                    "the node more KV memory",
                 "cpu_tail.free_below");
   }
   if (t.return_above == 0) {
@@ -40,8 +41,8 @@ Result<TailThresholds> tail_thresholds(const CpuTailSettings& settings, uint64_t
   if (t.return_above < t.free_below || t.return_above > pool_bytes) {
     return fail(ErrorCode::kConfig,
                 "cpu_tail.return_above is " + format_size(ByteSize{t.return_above}) +
-                    ", but must lie between " +
-                    "cpu_tail.free_below (" + format_size(ByteSize{t.free_below}) + ") and " + pool,
+                    ", but must lie between " + "cpu_tail.free_below (" +
+                    format_size(ByteSize{t.free_below}) + ") and " + pool,
                 "cpu_tail.return_above");
   }
   return t;
@@ -111,10 +112,10 @@ Result<StepFunction> CpuTail::make_engine() {
                               .tails = tails};
   TANDEM_TRY(engine->prepare(pages, deps_.settings.max_sequences));
   // The engine goes before the ops that own its memory.
-  return StepFunction([ops, engine = std::move(engine), pages](auto sequences,
-                                                               const auto& hook) mutable {
-    return engine->step(sequences, pages, hook);
-  });
+  return StepFunction(
+      [ops, engine = std::move(engine), pages](auto sequences, const auto& hook) mutable {
+        return engine->step(sequences, pages, hook);
+      });
 }
 
 void CpuTail::stop() {

@@ -46,8 +46,8 @@ struct MoverThread::State {
     while (!queue.closed()) {
       auto job = queue.pop(kIdleWait);
       if (!job) continue;
-      MoveResult result{.id = job->id, .outcome = {}, .bytes = 0, .started = clock.now(),
-                        .finished = {}};
+      MoveResult result{
+          .id = job->id, .outcome = {}, .bytes = 0, .started = clock.now(), .finished = {}};
       result.outcome = copy(*job, result.bytes);
       result.finished = clock.now();
       sink(std::move(result));

@@ -94,8 +94,9 @@ Result<NodeModel> open_node_model(const ClusterConfig& config, const NodeSetting
   if (result.device.cuda) {
     if (config.model.dtype == WeightType::kFloat32) {
       return fail(ErrorCode::kConfig,
-                  "node " + node.name + ": the CUDA engine keeps weights in bf16, not float32: use "
-                  "model.dtype auto or bf16, or device cpu",
+                  "node " + node.name +
+                      ": the CUDA engine keeps weights in bf16, not float32: use "
+                      "model.dtype auto or bf16, or device cpu",
                   "model.dtype");
     }
     result.weights = DType::kBf16;

@@ -24,7 +24,7 @@ struct NodeModel {
   DType weights = DType::kBf16;
   kv::KvLayout layout;
   DeviceChoice device;
-  uint32_t blocks = 0;  // 0: what is left of the card, known once weights are loaded
+  uint32_t blocks = 0;       // 0: what is left of the card, known once weights are loaded
   uint32_t max_context = 0;  // of the model, the configuration and the pool the least
 };
 

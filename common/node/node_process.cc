@@ -300,16 +300,17 @@ Status NodeProcess::State::open_kv() {
 Status NodeProcess::State::open_tail() {
   const CpuTailSettings& settings = spec.config.cpu_tail;
   const uint32_t share = compute_threads(spec.config, spec.settings, usable_cpus());
-  TANDEM_ASSIGN(tail, CpuTail::create({.config = spec.config,
-                                       .settings = spec.settings,
-                                       .model = model,
-                                       .tails = spec.tails,
-                                       .threads = settings.threads != 0 ? settings.threads : share,
-                                       .device = kv->memory(),
-                                       .clock = clock,
-                                       .log = log,
-                                       .on_step = [this](StepResult r) { deliver(std::move(r)); },
-                                       .on_moved = [this](MoveResult r) { deliver(std::move(r)); }}));
+  TANDEM_ASSIGN(tail,
+                CpuTail::create({.config = spec.config,
+                                 .settings = spec.settings,
+                                 .model = model,
+                                 .tails = spec.tails,
+                                 .threads = settings.threads != 0 ? settings.threads : share,
+                                 .device = kv->memory(),
+                                 .clock = clock,
+                                 .log = log,
+                                 .on_step = [this](StepResult r) { deliver(std::move(r)); },
+                                 .on_moved = [this](MoveResult r) { deliver(std::move(r)); }}));
   model.checkpoint->release_pages();
   return {};
 }

@@ -27,8 +27,8 @@ struct MoveJob {
   uint64_t id = 0;
   PageSet from;
   PageSet to;
-  uint32_t tokens = 0;       // leading positions whose KV stands
-  uint32_t first_block = 0;  // blocks before it are in place already
+  uint32_t tokens = 0;                                 // leading positions whose KV stands
+  uint32_t first_block = 0;                            // blocks before it are in place already
   std::shared_ptr<const std::atomic<bool>> cancelled;  // true: stop after the running batch
 };
 

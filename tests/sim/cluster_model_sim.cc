@@ -109,8 +109,8 @@ TEST(ClusterModelSim, GreedyAnswersEqualTheReferenceAlsoWhenTheyMoveToTheCpuTail
       for (size_t i = 0; i < ids.size(); ++i) {
         EXPECT_EQ(cluster.answer(ids[i]).tokens, (*golden)[i].greedy) << "case " << i;
       }
-      EXPECT_NE(cluster.metrics("decode-0").find("cpu_tail_moves_total{direction=\"out\"} " +
-                                                 std::to_string(ids.size())),
+      EXPECT_NE(cluster.metrics("decode-0")
+                    .find("cpu_tail_moves_total{direction=\"out\"} " + std::to_string(ids.size())),
                 std::string::npos);
       cluster.expect_nothing_leaked();
     }

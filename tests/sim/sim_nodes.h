@@ -40,7 +40,7 @@ struct NodeOptions {
   int tail_slowdown = 5;
   std::optional<kv::KvFormat> tail_format{};  // none: as on the device; the ledger needs that
   Duration move_batch = std::chrono::microseconds(300);  // copying one batch takes up to this
-  transport::InprocHub* hub = nullptr;  // null: SimTransport
+  transport::InprocHub* hub = nullptr;                   // null: SimTransport
   // A real model instead of the ledger: its layout and vocabulary, and what runs a step.
   std::optional<kv::KvLayout> layout{};
   uint32_t vocab = kVocab;

@@ -266,7 +266,8 @@ TEST(CpuTail, IsForGpusUnlessTheFileSaysOtherwise) {
   const std::string nodes = "model: {path: m}\ndecode: [{device: cuda}, {device: cpu}]\n";
   const auto of = [&](const std::string& tail) {
     const auto config = parse(nodes + tail).value();
-    return std::pair(has_cpu_tail(config, config.decode[0]), has_cpu_tail(config, config.decode[1]));
+    return std::pair(has_cpu_tail(config, config.decode[0]),
+                     has_cpu_tail(config, config.decode[1]));
   };
   EXPECT_EQ(of(""), std::pair(true, false));
   EXPECT_EQ(of("cpu_tail: {enabled: true}"), std::pair(true, true));

@@ -25,9 +25,8 @@ class CpuTailTest : public ::testing::Test {
                                        uint32_t tail_blocks = 64) {
     sim::NodeOptions o{.blocks = blocks, .tails = 64, .max_context = 192};
     const uint64_t bytes = o.kv_layout().block_bytes();
-    o.decode.cpu_tail = {.after_tokens = 20,
-                         .free_below = free_below * bytes,
-                         .return_above = return_above * bytes};
+    o.decode.cpu_tail = {
+        .after_tokens = 20, .free_below = free_below * bytes, .return_above = return_above * bytes};
     o.tail_blocks = tail_blocks;
     return o;
   }
