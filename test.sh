@@ -1,22 +1,28 @@
 #!/usr/bin/env bash
 # Builds Tandem and runs every test; those that want a GPU skip without one. The last line is `N passed, N failed, N skipped`.
 #
-# usage: ./test.sh [--quick] [--cuda]
+# usage: ./test.sh [--quick] [--cuda] [--within MINUTES]
 #   --quick   leaves out the sanitizer builds (ASan+UBSan: fuzzers and the integration suite; TSan: simulations)
 #   --cuda    installs a private CUDA toolkit if there is none and compiles all CUDA code (a GPU is not needed)
+#   --within  leaves out those sanitizer runs for which less than their share of MINUTES is left, and says so
 set -uo pipefail
 TANDEM_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 cd "$TANDEM_ROOT"
 . scripts/env.sh
 
-quick=0 cuda=0
-for argument in "$@"; do
-  case "$argument" in
+quick=0 cuda=0 within=""
+while [ $# -gt 0 ]; do
+  case "$1" in
     --quick) quick=1 ;;
     --cuda) cuda=1 ;;
-    -h | --help) sed -n '2,6p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
-    *) echo "test.sh: unknown option $argument (see --help)" >&2; exit 2 ;;
+    --within)
+      within="${2:-}"
+      case "$within" in "" | *[!0-9]*) echo "test.sh: --within takes a whole number of minutes" >&2; exit 2 ;; esac
+      shift ;;
+    -h | --help) sed -n '2,7p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    *) echo "test.sh: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
+  shift
 done
 
 jobs=$(nproc)
@@ -84,20 +90,38 @@ fi
 step "integration tests (release)"
 run_ctest release integration -L integration
 
+# The sanitizer runs, the cheapest first. `seconds_left` is how long one may still take.
+seconds_left() { if [ -n "$within" ]; then echo $((within * 60 - (SECONDS - started))); else echo 100000; fi; }
+left_out() { echo "$1: left out ($2)" | tee -a "$results/skipped-steps"; }
+
+# sanitize PRESET NAME RUN_SECONDS "TARGETS" CTEST_ARG...: builds and runs if there is time for both. The run itself is not cut
+# short: RUN_SECONDS, what it takes on two busy cores, must be left when the build is done.
+sanitize() {
+  local preset=$1 name=$2 need=$3 targets=$4 left
+  shift 4
+  left=$(($(seconds_left) - need))
+  [ "$left" -gt 60 ] || { left_out "$name" "$((SECONDS - started)) s of $within min are gone"; return; }
+  step "build: $name"
+  cmake --preset "$preset" >"$results/configure-$preset.log" 2>&1 ||
+    { tail -30 "$results/configure-$preset.log"; broken "cmake --preset $preset"; return; }
+  # shellcheck disable=SC2086  # a list of targets
+  timeout "$left" cmake --build "build/$preset" -j "$jobs" --target $targets
+  case $? in
+    0) ;;
+    124) left_out "$name" "its build did not end within $left s; the next run goes on from there"; return ;;
+    *) broken "build of preset $preset"; return ;;
+  esac
+  step "$name"
+  # UCX's memory hooks patch the allocator, which is the sanitizer's.
+  UCX_MEM_MMAP_HOOK_MODE=none run_ctest "$preset" "$preset-${name%% *}" "$@"
+}
+
 if [ "$quick" -eq 1 ]; then
-  echo "sanitizer runs: left out (--quick)" | tee -a "$results/skipped-steps"
+  left_out "sanitizer runs" "--quick"
 else
-  step "build (ASan + UBSan)"
-  if build asan-ubsan tandem tandem-router tandem-prefill tandem-decode tandem_integration_tests tandem_fuzzers; then
-    step "fuzzers (ASan + UBSan)"
-    run_ctest asan-ubsan asan-fuzz -L fuzz -j "$jobs"
-    step "integration tests (ASan + UBSan)"
-    run_ctest asan-ubsan asan-integration -L integration
-  fi
-  step "build (TSan)"
-  if build tsan tandem_sims; then
-    step "simulations (TSan)"
-    run_ctest tsan tsan-sim -L sim -j "$jobs"
-  fi
+  sanitize asan-ubsan "fuzzers (ASan + UBSan)" 60 tandem_fuzzers -L fuzz -j "$jobs"
+  sanitize tsan "simulations (TSan)" 120 tandem_sims -L sim -j "$jobs"
+  sanitize asan-ubsan "integration tests (ASan + UBSan)" 360 \
+    "tandem tandem-router tandem-prefill tandem-decode tandem_integration_tests" -L integration
 fi
 finish

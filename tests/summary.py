@@ -89,7 +89,7 @@ def main():
     totals = Totals()
     for folder in sorted(p for p in results.iterdir() if p.is_dir()):
         add_folder(folder, totals)
-    for name, add in (("broken-steps", totals.fail), ("skipped-steps", lambda line: totals.skip(line, "asked for"))):
+    for name, add in (("broken-steps", totals.fail), ("skipped-steps", lambda line: totals.skip(line, "left out"))):
         if (results / name).exists():
             for line in (results / name).read_text().splitlines():
                 add(line)
