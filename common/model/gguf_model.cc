@@ -59,9 +59,9 @@ struct GgufFamily {
   Architecture architecture;
 };
 constexpr GgufFamily kGgufFamilies[] = {{"llama", Architecture::kLlama},
-                                    {"qwen2", Architecture::kQwen2},
-                                    {"qwen3", Architecture::kQwen3},
-                                    {"qwen3moe", Architecture::kQwen3Moe}};
+                                        {"qwen2", Architecture::kQwen2},
+                                        {"qwen3", Architecture::kQwen3},
+                                        {"qwen3moe", Architecture::kQwen3Moe}};
 
 Status read_dims(const GgufFile& file, const Keys& keys, const GgufTensors& tensors,
                  ModelConfig& c) {

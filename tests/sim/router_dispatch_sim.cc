@@ -286,8 +286,8 @@ TEST(Failures, APrefillCrashTouchesOnlyItsOwnRequests) {
   c.expect_right_answer(decoding);
   c.expect_right_answer(prefilling);  // by local prefill
   EXPECT_EQ(c.decode.count(control::ToNode::kCancel), 1);
-  for (const NodeStatus& n : c.dispatcher->snapshot()->nodes)
-    EXPECT_EQ(n.breaker, BreakerState::kClosed);
+  const auto snapshot = c.dispatcher->snapshot();
+  for (const NodeStatus& n : snapshot->nodes) EXPECT_EQ(n.breaker, BreakerState::kClosed);
   c.expect_no_leaks();
 }
 
