@@ -356,7 +356,9 @@ void describe(SchemaVisitor& v, CpuTailSettings& c) {
   constexpr Bounds<ByteSize> kMemory{ByteSize{0}, ByteSize{uint64_t{1} << 44}};
   v.choice(
       {.key = "enabled",
-       .doc = "Whether decode nodes load the model for the CPU too. `auto`: those on a GPU do.",
+       .doc =
+           "Whether decode nodes load the model for the CPU too, into host memory. `auto`: those "
+           "on a GPU do.",
        .example = "true"},
       c.enabled, kCpuTailChoiceNames);
   v.integer(

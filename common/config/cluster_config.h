@@ -159,7 +159,7 @@ enum class CpuTailChoice : uint8_t { kAuto, kTrue, kFalse };
 inline constexpr std::array<std::string_view, 3> kCpuTailChoiceNames{"auto", "true", "false"};
 
 struct CpuTailSettings {
-  CpuTailChoice enabled = CpuTailChoice::kAuto;
+  CpuTailChoice enabled = CpuTailChoice::kFalse;
   uint32_t after_tokens = 512;
   ByteSize free_below{};    // 0: see cluster_config.cc
   ByteSize return_above{};  // 0: likewise

@@ -262,14 +262,15 @@ decode: [{device: 'cuda:0'}, {device: cpu}, {device: 'cuda:1', gpu_memory_utiliz
   EXPECT_DOUBLE_EQ(gpu_memory_share(config, config.decode[2]), 0.3);  // as it says
 }
 
-TEST(CpuTail, IsForGpusUnlessTheFileSaysOtherwise) {
+TEST(CpuTail, IsThereWhereTheFileAsksForIt) {
   const std::string nodes = "model: {path: m}\ndecode: [{device: cuda}, {device: cpu}]\n";
   const auto of = [&](const std::string& tail) {
     const auto config = parse(nodes + tail).value();
     return std::pair(has_cpu_tail(config, config.decode[0]),
                      has_cpu_tail(config, config.decode[1]));
   };
-  EXPECT_EQ(of(""), std::pair(true, false));
+  EXPECT_EQ(of(""), std::pair(false, false));
+  EXPECT_EQ(of("cpu_tail: {enabled: auto}"), std::pair(true, false));
   EXPECT_EQ(of("cpu_tail: {enabled: true}"), std::pair(true, true));
   EXPECT_EQ(of("cpu_tail: {enabled: false}"), std::pair(false, false));
   const auto config = parse(nodes + "cpu_tail: {after_tokens: 100, memory: 16GiB}").value();
