@@ -78,8 +78,8 @@ struct PrefillAttention {
   const void* exact_keys = nullptr;
   const void* exact_values = nullptr;
   uint32_t exact_positions = 0;
-  void* out = nullptr;      // bf16 [rows][out_stride], head h in columns h*head_dim ...
-  uint64_t out_stride = 0;  // elements
+  void* out = nullptr;                 // bf16 [rows][out_stride], head h in columns h*head_dim ...
+  uint64_t out_stride = 0;             // elements
   const PrefillTile* tiles = nullptr;  // device
   uint32_t tile_count = 0;
   // Device, [2], zero before the first launch and left zero by each; not shared by launches that

@@ -39,8 +39,7 @@ void plan_prefill(const PrefillShape& shape, std::span<const PrefillSequence> se
       tile.rows = std::min(end, page + tile_rows) - position;
       tile.position = position;
       tile.kv_offset = sequence.kv_offset;
-      tile.exact_offset =
-          sequence.exact_offset + page - sequence.start / kPageTokens * kPageTokens;
+      tile.exact_offset = sequence.exact_offset + page - sequence.start / kPageTokens * kPageTokens;
       queries.push_back(tile);
       position += tile.rows;
     }
@@ -51,8 +50,8 @@ void plan_prefill(const PrefillShape& shape, std::span<const PrefillSequence> se
 
   // Half of the cache for keys and values: queries and results pass through it, too.
   const size_t head_bytes = std::max<size_t>(1, kv_rows * shape.head_dim * 2 * sizeof(uint16_t));
-  const auto together = static_cast<uint32_t>(
-      std::clamp<size_t>(l2_bytes / 2 / head_bytes, 1, shape.kv_heads));
+  const auto together =
+      static_cast<uint32_t>(std::clamp<size_t>(l2_bytes / 2 / head_bytes, 1, shape.kv_heads));
   const uint32_t group = shape.heads / shape.kv_heads;
   tiles.reserve(tiles.size() + queries.size() * shape.heads);
   for (uint32_t first = 0; first < shape.kv_heads; first += together) {

@@ -110,8 +110,7 @@ class Consumer {
     const uint32_t inner = range.count - masked_last(tile, range);
     uint32_t i = 1;
 #pragma unroll 1
-    for (; i < min(diagonal, range.count); ++i)
-      step<true>(tile, range, i, scores, weights, out);
+    for (; i < min(diagonal, range.count); ++i) step<true>(tile, range, i, scores, weights, out);
 #pragma unroll 1
     for (; i < inner; ++i) step<false>(tile, range, i, scores, weights, out);
 #pragma unroll 1
@@ -162,10 +161,10 @@ class Consumer {
   }
 
   __device__ void start_scores(float (&scores)[kScores]) {
-    const uint64_t q = wgmma_descriptor(shared_address(shared_.q[me_]), 16, 8 * C::kSwizzle,
-                                        C::kSwizzle);
-    const uint64_t k = wgmma_descriptor(shared_address(shared_.k[k_.stage]), 16, 8 * C::kSwizzle,
-                                        C::kSwizzle);
+    const uint64_t q =
+        wgmma_descriptor(shared_address(shared_.q[me_]), 16, 8 * C::kSwizzle, C::kSwizzle);
+    const uint64_t k =
+        wgmma_descriptor(shared_address(shared_.k[k_.stage]), 16, 8 * C::kSwizzle, C::kSwizzle);
 #pragma unroll
     for (uint32_t step = 0; step < C::kHeadDim / 16; ++step) {
       const uint32_t panel = step * 16 / C::kPanel;
@@ -212,8 +211,8 @@ class Consumer {
   [[nodiscard]] __device__ uint32_t masked_last(const PrefillTile& tile,
                                                 const KeyRange& range) const {
     // Positions before this one have left the last row's window.
-    const int32_t left = first_row(tile) + static_cast<int32_t>(kConsumerRows) -
-                         static_cast<int32_t>(args_.window);
+    const int32_t left =
+        first_row(tile) + static_cast<int32_t>(kConsumerRows) - static_cast<int32_t>(args_.window);
     if (args_.window == 0 || left <= 0) return 0;
     const uint32_t first = range.last - (range.count - range.exact);
     const uint32_t end = (static_cast<uint32_t>(left) + C::kKeyTile - 1) / C::kKeyTile;
@@ -278,8 +277,7 @@ class Consumer {
       sum[i % 4] += scores[i];
     }
 #pragma unroll
-    for (uint32_t r = 0; r < 2; ++r)
-      sum_[r] = sum_[r] * keep_[r] + (sum[2 * r] + sum[2 * r + 1]);
+    for (uint32_t r = 0; r < 2; ++r) sum_[r] = sum_[r] * keep_[r] + (sum[2 * r] + sum[2 * r + 1]);
   }
 
   // ptxas (13.0) moves a wgmma wait ahead of arithmetic that does not need it, but not ahead of a
@@ -348,7 +346,7 @@ class Consumer {
   RingPosition<C::kStages> k_;
   RingPosition<C::kStages> v_;
   uint32_t q_parity_ = 0;
-  float max_[2];  // of the scores so far, unscaled; rows lane/4 and lane/4 + 8 of the warp
+  float max_[2];   // of the scores so far, unscaled; rows lane/4 and lane/4 + 8 of the warp
   float keep_[2];  // what the results of earlier tiles shrink by
   float sum_[2];   // of the weights in this lane's columns
 };

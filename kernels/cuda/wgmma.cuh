@@ -54,8 +54,8 @@ __device__ inline void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Regs));
 }
 
-// The instruction for each N. `ss`: A[64, 16] and B[N, 16] K-major in shared memory; sums start from
-// zero unless `add`. `rs`: A in registers, B[16, N] MN-major; always adds.
+// The instruction for each N. `ss`: A[64, 16] and B[N, 16] K-major in shared memory; sums start
+// from zero unless `add`. `rs`: A in registers, B[16, N] MN-major; always adds.
 template <int N>
 struct Wgmma;
 

@@ -7,8 +7,8 @@ namespace tandem::transport {
 Result<std::unique_ptr<Transport>> create_cuda_ipc_transport(const DeviceTransportOptions& options,
                                                              const TransportDeps& deps) {
   if (deps.memory == nullptr || deps.memory->device().empty()) {
-    return fail(ErrorCode::kConfig, "cuda_ipc moves pages of a GPU, and this node's are on the host",
-                "transport.kind");
+    return fail(ErrorCode::kConfig,
+                "cuda_ipc moves pages of a GPU, and this node's are on the host", "transport.kind");
   }
   IpcOptions ipc{.copier = {.device = options.device}, .memory = {}};
   for (std::byte* area : {deps.memory->pages(), deps.memory->tails()}) {

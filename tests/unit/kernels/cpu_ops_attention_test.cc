@@ -237,8 +237,9 @@ std::vector<std::byte> Layer::stored(const Sequence& s) const {
   return all;
 }
 
-constexpr kv::KvFormat kFormats[] = {kv::KvFormat::kF32, kv::KvFormat::kBf16, kv::KvFormat::kInt8,
-                                     kv::KvFormat::kK8V4, kv::KvFormat::kInt4, kv::KvFormat::kFp8E4M3};
+constexpr kv::KvFormat kFormats[] = {kv::KvFormat::kF32,  kv::KvFormat::kBf16,
+                                     kv::KvFormat::kInt8, kv::KvFormat::kK8V4,
+                                     kv::KvFormat::kInt4, kv::KvFormat::kFp8E4M3};
 
 class CpuAttention : public ::testing::TestWithParam<CpuIsa> {
  protected:

@@ -67,8 +67,8 @@ TEST(PrefillPlan, KeepsPagesWhole) {
 TEST(PrefillPlan, TakesCostlyTilesFirstAndHeadsOfAGroupTogether) {
   const PrefillShape shape{.heads = 4, .kv_heads = 2, .head_dim = 128};
   const std::vector<PrefillTile> tiles =
-      plan(shape, {{.rows = 512, .start = 0}, {.first_row = 512, .rows = 128, .start = 4096,
-                                               .kv_offset = 512}});
+      plan(shape, {{.rows = 512, .start = 0},
+                   {.first_row = 512, .rows = 128, .start = 4096, .kv_offset = 512}});
   for (size_t i = 1; i < tiles.size(); ++i)
     EXPECT_GE(tiles[i - 1].position + tiles[i - 1].rows, tiles[i].position + tiles[i].rows);
   EXPECT_EQ(tiles.front().position, 4096U);

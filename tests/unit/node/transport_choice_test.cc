@@ -25,7 +25,9 @@ TEST(TransportChoice, AutoAvoidsACardWhoseLinksAreNotSound) {
 TEST(TransportChoice, WhatIsConfiguredIsTakenAsItIs) {
   for (const TransportChoice kind :
        {TransportChoice::kUcx, TransportChoice::kCudaIpc, TransportChoice::kNccl}) {
-    EXPECT_EQ(choose_transport({.kind = kind, .ucx_tls = {}}, {.device = 0, .link_problems = {"x"}}).kind, kind);
+    EXPECT_EQ(
+        choose_transport({.kind = kind, .ucx_tls = {}}, {.device = 0, .link_problems = {"x"}}).kind,
+        kind);
   }
 }
 
