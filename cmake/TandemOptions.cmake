@@ -34,9 +34,7 @@ if(TANDEM_FUZZ)
   add_compile_options(-fsanitize=fuzzer-no-link)
 endif()
 
-# The sanitizer presets compile several files of a target as one (CMAKE_UNITY_BUILD): most of their time went into reading Boost's
-# headers again for each. Two files of one target must then not give different things the same name; where they do for a
-# reason, the target says UNITY_BUILD OFF.
+# See TANDEM_UNITY_LIBRARIES in TandemTargets.cmake.
 if(CMAKE_UNITY_BUILD)
   add_compile_options(-Wno-subobject-linkage)  # a type local to a file, used in a class that is private to that file as well
 endif()

@@ -9,12 +9,21 @@ if(TANDEM_WERROR)
   target_compile_options(tandem_warnings INTERFACE -Werror)
 endif()
 
+# Libraries of which the sanitizer presets compile several files as one: those that spend their time in Boost's headers. Two files
+# of one of these must not give different things the same name.
+set(TANDEM_UNITY_LIBRARIES
+    tandem_base tandem_config tandem_http_fetch tandem_model tandem_net tandem_obs tandem_router_api tandem_router_cluster
+    tandem_router_dispatch tandem_router_http tandem_router_stream tandem_supervise tandem_text)
+
 # tandem_library(NAME SOURCES a.cc ... [DEPS ...] [PRIVATE_DEPS ...])
 # One folder is one target; includes are relative to the repository root. Sources may be .cu where TANDEM_HAVE_CUDA is set.
 function(tandem_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;PRIVATE_DEPS" ${ARGN})
   tandem_cuda_objects(${name} ARG_SOURCES)
   add_library(${name} STATIC ${ARG_SOURCES})
+  if(CMAKE_UNITY_BUILD AND NOT name IN_LIST TANDEM_UNITY_LIBRARIES)
+    set_target_properties(${name} PROPERTIES UNITY_BUILD OFF)
+  endif()
   set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)
   target_include_directories(${name} PUBLIC "${PROJECT_SOURCE_DIR}")
   target_link_libraries(${name} PUBLIC ${ARG_DEPS} PRIVATE tandem_warnings ${ARG_PRIVATE_DEPS})
