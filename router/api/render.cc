@@ -139,6 +139,16 @@ void append_legacy_logprobs(std::string& out, std::span<const LogprobEntry> entr
 
 }  // namespace
 
+std::string_view route_name(Endpoint endpoint) {
+  switch (endpoint) {
+    case Endpoint::kChat:
+      return "chat";
+    case Endpoint::kCompletion:
+      return "completions";
+  }
+  return {};
+}
+
 std::string_view to_string(FinishKind kind) {
   switch (kind) {
     case FinishKind::kStop:

@@ -13,6 +13,8 @@
 namespace tandem::router {
 
 enum class Endpoint : uint8_t { kChat, kCompletion };
+// Label of its metrics: "chat", "completions".
+[[nodiscard]] std::string_view route_name(Endpoint endpoint);
 
 struct Usage {
   uint64_t prompt_tokens = 0;

@@ -24,16 +24,6 @@ std::string new_answer_id(Endpoint endpoint) {
   return id;
 }
 
-std::string_view route_of(Endpoint endpoint) {
-  switch (endpoint) {
-    case Endpoint::kChat:
-      return "chat";
-    case Endpoint::kCompletion:
-      return "completions";
-  }
-  return {};
-}
-
 template <typename T>
 void append_integers(std::string& out, const std::vector<T>& values) {
   out += '[';
@@ -207,7 +197,7 @@ Result<GenerationPlan> ApiServer::plan_completion(const HttpRequest& request) co
 void ApiServer::generate(Result<GenerationPlan> plan, HttpResponder responder,
                          Endpoint endpoint) const {
   if (!plan) {
-    return answer_error(responder, route_of(endpoint), plan.error());
+    return answer_error(responder, route_name(endpoint), plan.error());
   }
   Generation::start({.clock = deps_.clock,
                      .log = deps_.log,
@@ -239,7 +229,7 @@ void ApiServer::with_text(HttpRequest request, HttpResponder responder, std::str
 // A Generation belongs to the connection's thread from its first moment on.
 void ApiServer::plan_and_generate(HttpRequest request, HttpResponder responder,
                                   Endpoint endpoint) const {
-  with_text(std::move(request), std::move(responder), route_of(endpoint),
+  with_text(std::move(request), std::move(responder), route_name(endpoint),
             [this, endpoint](const HttpRequest& q, const HttpResponder& r, bool elsewhere) {
               Result<GenerationPlan> plan =
                   endpoint == Endpoint::kChat ? plan_chat(q) : plan_completion(q);

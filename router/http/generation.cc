@@ -13,16 +13,6 @@ namespace tandem::router {
 
 namespace {
 
-std::string_view route_name(Endpoint endpoint) {
-  switch (endpoint) {
-    case Endpoint::kChat:
-      return "chat";
-    case Endpoint::kCompletion:
-      return "completions";
-  }
-  return {};
-}
-
 // Not reproducible on purpose: a request without a seed differs each time.
 int64_t random_seed() {
   thread_local std::mt19937_64 generator{std::random_device{}()};

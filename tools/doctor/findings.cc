@@ -131,6 +131,18 @@ std::vector<Finding> find(const Report& report) {
   return out.take();
 }
 
+std::string_view to_string(Severity severity) {
+  switch (severity) {
+    case Severity::kNote:
+      return "note";
+    case Severity::kWarning:
+      return "warning";
+    case Severity::kProblem:
+      return "problem";
+  }
+  return "note";
+}
+
 bool healthy(const std::vector<Finding>& findings) {
   return std::none_of(findings.begin(), findings.end(),
                       [](const Finding& f) { return f.severity == Severity::kProblem; });

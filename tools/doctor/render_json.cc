@@ -120,18 +120,6 @@ json::array topology_json(const Report& r) {
   return rows;
 }
 
-const char* word(Severity severity) {
-  switch (severity) {
-    case Severity::kNote:
-      return "note";
-    case Severity::kWarning:
-      return "warning";
-    case Severity::kProblem:
-      return "problem";
-  }
-  return "note";
-}
-
 }  // namespace
 
 std::string render_json(const Report& r, const std::vector<Finding>& findings) {
@@ -142,7 +130,7 @@ std::string render_json(const Report& r, const std::vector<Finding>& findings) {
     transports.push_back({{"name", t.name}, {"usable", t.usable}, {"detail", t.detail}});
   for (const Report::Node& n : r.nodes) nodes.push_back({{"name", n.name}, {"device", n.device}});
   for (const Finding& f : findings)
-    found.push_back({{"severity", word(f.severity)}, {"text", f.text}});
+    found.push_back({{"severity", to_string(f.severity)}, {"text", f.text}});
   const json::object all{{"version", r.version},
                          {"healthy", healthy(findings)},
                          {"system", system_json(r)},

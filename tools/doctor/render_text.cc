@@ -144,25 +144,13 @@ std::string transports_text(const Report& r) {
   return out;
 }
 
-const char* word(Severity severity) {
-  switch (severity) {
-    case Severity::kNote:
-      return "note";
-    case Severity::kWarning:
-      return "warning";
-    case Severity::kProblem:
-      return "problem";
-  }
-  return "note";
-}
-
 }  // namespace
 
 std::string render_text(const Report& r, const std::vector<Finding>& findings) {
   std::string out = fmt::format("tandem {}\n\n", r.version);
   out += system_text(r) + cuda_text(r) + devices_text(r) + topology_text(r) + transports_text(r);
   out += "\n";
-  for (const Finding& f : findings) out += fmt::format("{}: {}\n", word(f.severity), f.text);
+  for (const Finding& f : findings) out += fmt::format("{}: {}\n", to_string(f.severity), f.text);
   out += healthy(findings) ? "no problem found\n" : "there are problems\n";
   return out;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/cuda/card_health.h"
@@ -53,6 +54,7 @@ enum class Severity : uint8_t {
   kWarning,  // slower, or less sure than it should be
   kProblem,  // something that was asked for, or that the hardware is there for, does not work
 };
+[[nodiscard]] std::string_view to_string(Severity severity);  // "note", "warning", "problem"
 struct Finding {
   Severity severity = Severity::kNote;
   std::string text;  // what, and what to do
