@@ -52,6 +52,16 @@ cuda::SmallLinear small_task(uint32_t rows, const LinearRef& weight, cuda::Small
   return task;
 }
 
+cuda::SmallLinear small_normed_task(uint32_t rows, const NormInput& x, const LinearRef& weight,
+                                    cuda::SmallEpilogue epilogue, void* result) {
+  cuda::SmallLinear task = small_task(rows, weight, epilogue, result);
+  task.residual = x.x;
+  task.index = x.index;
+  task.norm = x.norm;
+  task.eps = x.eps;
+  return task;
+}
+
 }  // namespace
 
 size_t LinearRunner::scratch_bytes(const Limits& limits) {
@@ -138,14 +148,8 @@ Status LinearRunner::multiply(const WideTask& task, cudaStream_t stream) {
 
 Status LinearRunner::norm_linear(uint32_t rows, const NormInput& x, const LinearRef& weight,
                                  Bf16* out, cudaStream_t stream) {
-  if (rows <= cuda::kSmallRows) {
-    cuda::SmallLinear task = small_task(rows, weight, cuda::SmallEpilogue::kStore, out);
-    task.residual = x.x;
-    task.index = x.index;
-    task.norm = x.norm;
-    task.eps = x.eps;
-    return small(task, stream);
-  }
+  if (rows <= cuda::kSmallRows)
+    return small(small_normed_task(rows, x, weight, cuda::SmallEpilogue::kStore, out), stream);
   TANDEM_TRY(norm_rows(rows, x, weight.in, stream));
   return multiply(
       {weight.weight, weight.bias, weight.in, weight.out, rows, normed_, WideOutput::kStore, out},
@@ -167,14 +171,8 @@ Status LinearRunner::linear_add(uint32_t rows, const Bf16* in, const LinearRef& 
 
 Status LinearRunner::norm_gate_up(uint32_t rows, const NormInput& x, const LinearRef& weight,
                                   Bf16* out, cudaStream_t stream) {
-  if (rows <= cuda::kSmallRows) {
-    cuda::SmallLinear task = small_task(rows, weight, cuda::SmallEpilogue::kSiluMul, out);
-    task.residual = x.x;
-    task.index = x.index;
-    task.norm = x.norm;
-    task.eps = x.eps;
-    return small(task, stream);
-  }
+  if (rows <= cuda::kSmallRows)
+    return small(small_normed_task(rows, x, weight, cuda::SmallEpilogue::kSiluMul, out), stream);
   TANDEM_TRY(norm_rows(rows, x, weight.in, stream));
   const uint32_t parts = (rows + kGateUpRows - 1) / kGateUpRows;
   const uint32_t each = (rows + parts - 1) / parts;
@@ -191,14 +189,8 @@ Status LinearRunner::norm_gate_up(uint32_t rows, const NormInput& x, const Linea
 
 Status LinearRunner::logits(uint32_t rows, const NormInput& x, const LinearRef& head, float* out,
                             cudaStream_t stream) {
-  if (rows <= cuda::kSmallRows) {
-    cuda::SmallLinear task = small_task(rows, head, cuda::SmallEpilogue::kStoreFloat, out);
-    task.residual = x.x;
-    task.index = x.index;
-    task.norm = x.norm;
-    task.eps = x.eps;
-    return small(task, stream);
-  }
+  if (rows <= cuda::kSmallRows)
+    return small(small_normed_task(rows, x, head, cuda::SmallEpilogue::kStoreFloat, out), stream);
   TANDEM_TRY(norm_rows(rows, x, head.in, stream));
   return multiply(
       {head.weight, nullptr, head.in, head.out, rows, normed_, WideOutput::kStoreFloat, out},
