@@ -4,17 +4,8 @@ namespace tandem::cuda::paged {
 
 cudaError_t attention_decode_k8v4(const Args& args, uint32_t head_dim, uint32_t columns,
                                   uint32_t blocks, cudaStream_t stream) {
-  constexpr kv::KvFormat kFormat = kv::KvFormat::kK8V4;
-  switch (head_dim) {
-    case 64:
-      return launch_tiles<kFormat, 64>(args, columns, blocks, stream);
-    case 128:
-      return launch_tiles<kFormat, 128>(args, columns, blocks, stream);
-    case 256:
-      return launch_tiles<kFormat, 256>(args, columns, blocks, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return launch_head_dim<kv::KvFormat::kK8V4, 64, 128, 256>(args, head_dim, columns, blocks,
+                                                            stream);
 }
 
 }  // namespace tandem::cuda::paged

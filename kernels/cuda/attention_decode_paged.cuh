@@ -584,4 +584,18 @@ cudaError_t launch_tiles(const Args& args, uint32_t columns, uint32_t blocks, cu
   return cudaErrorInvalidValue;
 }
 
+// The variant of F for a run-time head_dim, one of kDims.
+template <kv::KvFormat F, uint32_t... kDims>
+cudaError_t launch_head_dim(const Args& args, uint32_t head_dim, uint32_t columns, uint32_t blocks,
+                            cudaStream_t stream) {
+  cudaError_t result = cudaErrorInvalidValue;
+  const auto launched = [&]<uint32_t kDim>() {
+    if (head_dim != kDim) return false;
+    result = launch_tiles<F, kDim>(args, columns, blocks, stream);
+    return true;
+  };
+  (void)(launched.template operator()<kDims>() || ...);
+  return result;
+}
+
 }  // namespace tandem::cuda::paged
