@@ -1,13 +1,11 @@
 #include "common/transport/direct/direct_transport.h"
 
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <future>
@@ -21,6 +19,7 @@
 
 #include "common/transport/direct/inbound.h"
 #include "common/transport/direct/outbound.h"
+#include "common/transport/wake_fd.h"
 
 namespace tandem::transport {
 namespace {
@@ -75,7 +74,7 @@ class DirectTransport final : public Transport {
   }
   ~DirectTransport() override {
     thread_.request_stop();
-    wake();
+    wake_.wake();
     if (thread_.joinable()) thread_.join();
   }
   Status start();
@@ -90,7 +89,7 @@ class DirectTransport final : public Transport {
 
   Status open_receive(ReceivePlan plan) override {
     TANDEM_TRY(receives_.open(std::move(plan)));
-    wake();  // its deadline is to be swept from now on
+    wake_.wake();  // its deadline is to be swept from now on
     return {};
   }
   void close_receive(TransferId id) override { receives_.close(id); }
@@ -124,10 +123,6 @@ class DirectTransport final : public Transport {
 
  private:
   // ---- any thread ----
-  void wake() const {
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t n = write(wake_fd_.get(), &one, sizeof(one));
-  }
   void push(Command command) {
     bool first = false;
     {
@@ -135,7 +130,7 @@ class DirectTransport final : public Transport {
       first = inbox_.empty();
       inbox_.push_back(std::move(command));
     }
-    if (first) wake();  // whoever filled the inbox before has woken the thread
+    if (first) wake_.wake();  // whoever filled the inbox before has woken the thread
   }
   Status checked(TransferId id, Status status) {
     if (!status) push(End{id, status.error(), KvFrameKind::kError});
@@ -154,7 +149,7 @@ class DirectTransport final : public Transport {
       }
     }
     if (first) {
-      wake();
+      wake_.wake();
       return {};
     }
     return checked(id,
@@ -197,7 +192,7 @@ class DirectTransport final : public Transport {
   ReceiveTable receives_;
   SendTable sends_;
   DirectCore core_;
-  Fd wake_fd_;
+  WakeFd wake_;
   std::string address_;  // set before start() returns
   uint64_t host_ = 0;
 
@@ -217,11 +212,7 @@ class DirectTransport final : public Transport {
 };
 
 Status DirectTransport::start() {
-  wake_fd_ = Fd(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-  if (!wake_fd_) {
-    return fail(ErrorCode::kIo,
-                "cannot create an event descriptor: " + std::string(strerror(errno)));
-  }
+  TANDEM_ASSIGN(wake_, WakeFd::create());
   std::promise<Status> started;
   std::future<Status> result = started.get_future();
   thread_ = std::jthread([this, &started](const std::stop_token& stop) { run(stop, started); });
@@ -413,7 +404,7 @@ void DirectTransport::accept_connections() {
 }
 
 void DirectTransport::wait_for_sockets(Duration limit) {
-  std::vector<pollfd> fds{{wake_fd_.get(), POLLIN, 0}, {listener_.fd(), POLLIN, 0}};
+  std::vector<pollfd> fds{{wake_.fd(), POLLIN, 0}, {listener_.fd(), POLLIN, 0}};
   std::vector<const std::string*> addresses;  // keys, which stay where they are until erased
   std::vector<std::list<Inbound>::iterator> guests;
   const auto events_of = [](Connection& connection, bool read) {
@@ -431,10 +422,7 @@ void DirectTransport::wait_for_sockets(Duration limit) {
   timespec timeout{};
   timeout.tv_nsec = static_cast<long>(limit.count());  // always under a second
   if (ppoll(fds.data(), fds.size(), &timeout, nullptr) <= 0) return;
-  if ((fds[0].revents & POLLIN) != 0) {
-    uint64_t count = 0;
-    [[maybe_unused]] const ssize_t got = read(wake_fd_.get(), &count, sizeof(count));
-  }
+  if ((fds[0].revents & POLLIN) != 0) wake_.drain();
   constexpr short kReadable = POLLIN | POLLHUP | POLLERR;
   for (size_t i = 0; i < addresses.size(); ++i) {
     const short events = fds[2 + i].revents;

@@ -1,11 +1,9 @@
 #include "common/transport/ucx/ucx_transport.h"
 
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <deque>
 #include <future>
@@ -17,12 +15,12 @@
 #include <vector>
 
 #include "common/base/bounded_queue.h"
-#include "common/base/fd.h"
 #include "common/transport/receive_table.h"
 #include "common/transport/send_table.h"
 #include "common/transport/ucx/address.h"
 #include "common/transport/ucx/ucx_log.h"
 #include "common/transport/ucx/worker.h"
+#include "common/transport/wake_fd.h"
 
 namespace tandem::transport {
 namespace {
@@ -111,7 +109,7 @@ class UcxTransport final : public Transport {
   }
   ~UcxTransport() override {
     thread_.request_stop();
-    wake();
+    wake_.wake();
     if (thread_.joinable()) thread_.join();
   }
   Status start();
@@ -127,7 +125,7 @@ class UcxTransport final : public Transport {
 
   Status open_receive(ReceivePlan plan) override {
     TANDEM_TRY(receives_.open(std::move(plan)));
-    wake();  // the thread may be in its long nap: its deadline is to be swept from now on
+    wake_.wake();  // the thread may be in its long nap: its deadline is to be swept from now on
     return {};
   }
   void close_receive(TransferId id) override { receives_.close(id); }
@@ -174,17 +172,12 @@ class UcxTransport final : public Transport {
   };
 
   // ---- any thread ----
-  void wake() const {
-    const uint64_t one = 1;
-    // A full counter already wakes.
-    [[maybe_unused]] const ssize_t n = write(wake_fd_.get(), &one, sizeof(one));
-  }
   void push(Command command) {
     {
       std::lock_guard lock(mutex_);
       inbox_.push_back(std::move(command));
     }
-    wake();
+    wake_.wake();
   }
   Status checked(TransferId id, Status status) {
     if (!status) push(End{id, status.error(), proto::KvFrameKind::kError});
@@ -197,7 +190,7 @@ class UcxTransport final : public Transport {
       if (queued_posts_ < limits_.max_queued_frames) {
         ++queued_posts_;
         inbox_.emplace_back(std::move(work));
-        wake();
+        wake_.wake();
         return {};
       }
     }
@@ -263,7 +256,7 @@ class UcxTransport final : public Transport {
   ReceiveTable receives_;
   SendTable sends_;
   PageIo pages_;  // the UCX thread's
-  Fd wake_fd_;
+  WakeFd wake_;
   std::string address_;  // set before start() returns
 
   mutable std::mutex mutex_;
@@ -283,11 +276,7 @@ class UcxTransport final : public Transport {
 };
 
 Status UcxTransport::start() {
-  wake_fd_ = Fd(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-  if (!wake_fd_) {
-    return fail(ErrorCode::kIo,
-                "cannot create an event descriptor: " + std::string(strerror(errno)));
-  }
+  TANDEM_ASSIGN(wake_, WakeFd::create());
   std::promise<Status> started;
   std::future<Status> result = started.get_future();
   thread_ = std::jthread([this, &started](const std::stop_token& stop) { run(stop, started); });
@@ -370,12 +359,11 @@ bool UcxTransport::drain_inbox() {
 
 void UcxTransport::sleep_until_event(Duration limit) {
   if (!worker_->arm()) return;
-  pollfd fds[] = {{worker_->event_fd(), POLLIN, 0}, {wake_fd_.get(), POLLIN, 0}};
+  pollfd fds[] = {{worker_->event_fd(), POLLIN, 0}, {wake_.fd(), POLLIN, 0}};
   timespec timeout{};
   timeout.tv_nsec = static_cast<long>(limit.count());  // always under a second
   if (ppoll(fds, 2, &timeout, nullptr) <= 0 || (fds[1].revents & POLLIN) == 0) return;
-  uint64_t count = 0;
-  [[maybe_unused]] const ssize_t got = read(wake_fd_.get(), &count, sizeof(count));
+  wake_.drain();
 }
 
 std::optional<Frame> UcxTransport::on_frame(std::span<const std::byte> header_bytes,
