@@ -12,7 +12,7 @@
 #include "tests/gpu/device_arena.h"
 #include "tests/unit/transport/direct_backend.h"
 #include "tests/unit/transport/peer.h"
-#include "tests/unit/transport/peer_process.h"
+#include "tests/unit/transport/two_process_test.h"
 
 namespace tandem::transport::testing {
 namespace {
@@ -170,9 +170,10 @@ Result<std::unique_ptr<Transport>> open_kind(const std::string& kind, int device
   return create_direct_transport(std::move(fabric), deps, std::move(on_warning));
 }
 
-class TwoGpuProcesses : public ::testing::TestWithParam<const char*> {
+class TwoGpuProcesses : public TwoProcessTest {
  protected:
   TwoGpuProcesses() {
+    patience = seconds(10);
     arena().reset();
     self.transport = open_kind(GetParam(), 0, {Generation{1}, clock, self.events, {}}, {}).value();
   }
@@ -180,51 +181,6 @@ class TwoGpuProcesses : public ::testing::TestWithParam<const char*> {
   PeerProcess peer(uint64_t generation) {
     return PeerProcess(generation, {program, "--peer", std::to_string(generation), GetParam()});
   }
-  template <typename Condition>
-  Duration until(const Condition& done, Duration limit = seconds(10)) {
-    const TimePoint start = clock.now();
-    while (!done() && clock.now() - start < limit) std::this_thread::sleep_for(milliseconds(1));
-    EXPECT_TRUE(done());
-    return clock.now() - start;
-  }
-  Status open_send(TransferId id, const PeerProcess& to, uint32_t pages,
-                   Duration deadline = seconds(20)) {
-    return self.transport->open_send({.id = id,
-                                      .receiver = to.generation(),
-                                      .address = to.address(),
-                                      .layout = kProcessLayout,
-                                      .pages = pages,
-                                      .tail_rows = 0,
-                                      .deadline = deadline});
-  }
-  void send_whole(TransferId id, PeerProcess& to) {
-    to.say("receive " + std::to_string(id.value) + " 1 8 20000");
-    to.expect("open");
-    Pages from(kProcessLayout, 8, 0, id.value);
-    ASSERT_TRUE(open_send(id, to, 8));
-    for (uint32_t layer = 0; layer < kProcessLayout.layers; ++layer) {
-      ASSERT_TRUE(post_layer(*self.transport, id, from, layer));
-    }
-    ASSERT_TRUE(self.transport->post_commit(id, "commit"));
-    EXPECT_EQ(to.expect("received "), std::to_string(id.value) + " good");
-    until([&] { return self.events.events(id) > 0; });
-    EXPECT_TRUE(self.events.sent(id));
-  }
-  void open_receive(TransferId id, Generation sender, Pages& into) {
-    ReceivePlan plan{.id = id,
-                     .sender = sender,
-                     .layout = kProcessLayout,
-                     .pages = into.count(),
-                     .deadline = seconds(20)};
-    plan.destination = [&into](uint32_t layer, uint32_t i) { return into.page(layer, i); };
-    ASSERT_TRUE(self.transport->open_receive(plan));
-  }
-  std::string send_command(TransferId id, uint32_t pages, const std::string& mode) {
-    return "send " + std::to_string(id.value) + " 1 " + to_hex(self.transport->address()) + " " +
-           std::to_string(pages) + " " + mode;
-  }
-  SteadyClock clock;
-  Node self;
 };
 
 TEST_P(TwoGpuProcesses, PagesCrossInBothDirectionsAndTheLinkIsNamed) {
