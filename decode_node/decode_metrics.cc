@@ -12,7 +12,7 @@ CounterFamily moves(MetricsRegistry& r) {
 }  // namespace
 
 DecodeMetrics::DecodeMetrics(MetricsRegistry& r)
-    : kv_(r, "decode"),
+    : node::RoleMetrics(r, "decode"),
       open_reservations_(r.gauge("tandem_decode_open_reservations", "Leases on KV blocks")),
       prefilling_(r.gauge("tandem_decode_prefilling_requests",
                           "Requests that wait for, or are in, a prefill on this node")),
@@ -20,8 +20,6 @@ DecodeMetrics::DecodeMetrics(MetricsRegistry& r)
       queue_wait_(r.histogram("tandem_decode_queue_wait_seconds",
                               "Time a request was ready but not in a step's batch, at its end",
                               kLatencyBuckets)),
-      step_seconds_(r.histogram("tandem_decode_step_seconds", "Duration of one forward pass",
-                                kShortLatencyBuckets)),
       step_sequences_(r.histogram("tandem_decode_batch_requests",
                                   "Requests that one forward pass generates a token for",
                                   kCountBuckets)),
@@ -35,13 +33,8 @@ DecodeMetrics::DecodeMetrics(MetricsRegistry& r)
                                 "KV received, as it came over the wire")),
       leases_expired_(r.counter("tandem_decode_leases_expired_total",
                                 "Reservations whose KV did not arrive in time")),
-      fenced_(r.counter("tandem_decode_generations_fenced_total",
-                        "Prefill nodes that went away and may write no more")),
       commits_rejected_(r.counter("tandem_decode_commits_rejected_total",
                                   "Transfers whose commit frame contradicted the reservation")),
-      duplicates_(r.counter("tandem_decode_duplicate_messages_total",
-                            "Messages ignored because they had come before")),
-      failed_steps_(r.counter("tandem_decode_failed_steps_total", "Forward passes that failed")),
       preemptions_(r.counter("tandem_decode_preemptions_total",
                              "Requests that gave up their KV blocks to others")),
       reservations_(r.counters("tandem_decode_reservations_total", "Reservations by outcome",
@@ -64,7 +57,7 @@ void DecodeMetrics::state(size_t reserved, size_t prefilling, size_t ready,
   open_reservations_.set(static_cast<double>(reserved));
   prefilling_.set(static_cast<double>(prefilling));
   ready_.set(static_cast<double>(ready));
-  kv_.usage(usage);
+  RoleMetrics::usage(usage);
 }
 
 void DecodeMetrics::admitted(const transport::ReceiveStats& stats, Duration took) {
@@ -79,7 +72,7 @@ void DecodeMetrics::moved(bool out, uint64_t bytes, Duration took) {
 }
 
 void DecodeMetrics::step(uint32_t decode_rows, uint32_t prefill_rows, Duration took) {
-  step_seconds_.observe(to_seconds(took));
+  RoleMetrics::step(took);
   if (decode_rows > 0) step_sequences_.observe(decode_rows);
   prefill_tokens_.add(prefill_rows);
 }

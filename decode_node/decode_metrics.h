@@ -5,30 +5,26 @@
 #include <string_view>
 
 #include "common/base/clock.h"
-#include "common/node/kv_metrics.h"
+#include "common/node/role_metrics.h"
 #include "common/obs/metrics.h"
 #include "common/transport/transport.h"
 
 namespace tandem::decode {
 
 // tandem_decode_*. Control thread only.
-class DecodeMetrics {
+class DecodeMetrics : public node::RoleMetrics {
  public:
   explicit DecodeMetrics(MetricsRegistry& registry);
 
   void state(size_t reserved, size_t prefilling, size_t ready, const node::KvUsage& usage);
-  void transport(const transport::Transport& transport) { kv_.transport(transport); }
   void reserved() { reservations_.with({"granted"}).add(); }
   void refused(std::string_view reason) { reservations_.with({reason}).add(); }
   // `took`: from the reservation to the decode queue.
   void admitted(const transport::ReceiveStats& stats, Duration took);
   void lease_expired() { leases_expired_.add(); }
-  void generation_fenced() { fenced_.add(); }
   void commit_rejected() { commits_rejected_.add(); }
-  void duplicate() { duplicates_.add(); }
   void queue_wait(Duration waited) { queue_wait_.observe(to_seconds(waited)); }
   void step(uint32_t decode_rows, uint32_t prefill_rows, Duration took);
-  void step_failed() { failed_steps_.add(); }
   void token() { tokens_.add(); }
   void preempted() { preemptions_.add(); }
   // A request's KV has been copied to the CPU tail, or back from it.
@@ -38,11 +34,10 @@ class DecodeMetrics {
   void ended(std::string_view outcome) { ended_.with({outcome}).add(); }
 
  private:
-  node::KvMetrics kv_;
   Gauge open_reservations_, prefilling_, ready_;
-  Histogram queue_wait_, step_seconds_, step_sequences_, handover_seconds_;
+  Histogram queue_wait_, step_sequences_, handover_seconds_;
   Counter tokens_, prefill_tokens_, received_bytes_;
-  Counter leases_expired_, fenced_, commits_rejected_, duplicates_, failed_steps_, preemptions_;
+  Counter leases_expired_, commits_rejected_, preemptions_;
   CounterFamily reservations_, ended_;
   Gauge tail_requests_;
   Counter moves_out_, moves_back_, moved_bytes_, failed_moves_;

@@ -8,24 +8,20 @@
 namespace tandem::decode {
 namespace {
 
-// Ended requests and fenced writers whose late messages are recognised; far more than can be in
-// flight at once.
-constexpr size_t kRemembered = 4096;
+// Fenced writers whose late reservations are recognised; far more than can come and go meanwhile.
+constexpr size_t kRememberedWriters = 4096;
 
 constexpr Duration kTransportGrace = std::chrono::milliseconds(200);
 
-// Gauges are for scrapes, which come every few seconds.
-constexpr uint64_t kTicksPerGauge = 20;
-
 }  // namespace
 
-DecodeScheduler::State::State(Deps d, const DecodeOptions& o)
-    : deps(std::move(d)),
+DecodeScheduler::State::State(const Deps& d, const DecodeOptions& o)
+    : node::RoleState(d.send),
+      deps(d),
       options(o),
       metrics(deps.metrics),
       reservations(size_t{o.max_sequences} + o.queue_capacity),
-      ended(kRemembered),
-      fenced(kRemembered) {
+      fenced(kRememberedWriters) {
   lanes.push_back({.at = deps.device, .open_step = 0, .stepping = {}});
   if (deps.tail) lanes.push_back({.at = deps.tail->lane, .open_step = 0, .stepping = {}});
   metrics.transport(deps.transport);
@@ -44,7 +40,7 @@ Sequence* DecodeScheduler::State::find(TransferId transfer) const {
 
 Status DecodeScheduler::State::check_new(RequestId request, TransferId transfer) const {
   if (draining) return tandem::fail(ErrorCode::kUnavailable, "this decode node is draining");
-  if (find(request) != nullptr || ended.contains({request.value, transfer.value})) {
+  if (find(request) != nullptr || has_ended(request, transfer)) {
     return tandem::fail(
         ErrorCode::kInvalidArgument,
         "request " + std::to_string(request.value) + " is already known here; cancel it first",
@@ -167,12 +163,12 @@ void DecodeScheduler::State::answer_reserve(const control::Reserve& m,
     reply.set_error(outcome.error().detail);
     reply.set_error_code(std::string(error_traits(outcome.error().code).label));
   }
-  deps.send(std::move(message));
+  send(std::move(message));
 }
 
 void DecodeScheduler::State::generate(const control::Generate& m) {
   const RequestId request{m.task().request_id()};
-  if (find(request) != nullptr || ended.contains({request.value, 0})) {
+  if (find(request) != nullptr || has_ended(request, TransferId{})) {
     metrics.duplicate();
     return;
   }
@@ -303,28 +299,16 @@ void DecodeScheduler::State::end_reservation(TransferId id) {
   reservations.quiesced(id);
 }
 
-void DecodeScheduler::State::report_failure(RequestId request, TransferId transfer,
-                                            const Error& error) {
-  control::ToRouter message;
-  auto& failed = *message.mutable_failed();
-  failed.set_request_id(request.value);
-  failed.set_transfer_id(transfer.value);
-  failed.set_code(std::string(error_traits(error.code).label));
-  failed.set_detail(error.detail);
-  failed.set_retryable(error_traits(error.code).retryable);
-  deps.send(std::move(message));
-}
-
 void DecodeScheduler::State::report_admitted(const Sequence& s) {
   control::ToRouter message;
   auto& admitted = *message.mutable_admitted();
   admitted.set_request_id(s.task.id.value);
   admitted.set_transfer_id(s.transfer.value);
   admitted.set_transfer_seconds(to_seconds(deps.clock.now() - s.reserved_at));
-  deps.send(std::move(message));
+  send(std::move(message));
 }
 
-void DecodeScheduler::State::sweep_leases() {
+void DecodeScheduler::State::sweep() {
   for (const TransferId id : reservations.sweep(deps.clock.now())) {
     Sequence& s = *reserved.at(id);
     metrics.lease_expired();
@@ -336,60 +320,26 @@ void DecodeScheduler::State::sweep_leases() {
   }
 }
 
-void DecodeScheduler::State::drop_dead() {
+void DecodeScheduler::State::drop_ended() {
   std::erase_if(sequences, [this](const auto& s) {
     if (!s->dead || s->in_step || s->move) return false;
-    // A transfer id is used once. Without one only a complete answer is final: the router may send
-    // a failed or cancelled request here again.
-    if (s->session == session && (s->transfer.value != 0 || s->ok)) {
-      ended.add({s->task.id.value, s->transfer.value});
-    }
+    remember_ended(s->task.id, s->transfer, s->session, s->ok);
     return true;
   });
 }
 
-void DecodeScheduler::State::settle() {
-  drop_dead();
-  start_steps();
+void DecodeScheduler::State::drop_everything(const Error& why) {
+  for (auto& s : sequences) fail(*s, why, Report::kNo);
 }
 
-DecodeScheduler::DecodeScheduler(Deps deps, const DecodeOptions& options)
-    : state_(std::make_unique<State>(std::move(deps), options)) {}
+DecodeScheduler::DecodeScheduler(const Deps& deps, const DecodeOptions& options)
+    : state_(std::make_unique<State>(deps, options)) {}
 
 DecodeScheduler::~DecodeScheduler() {
   for (const auto& [id, sequence] : state_->reserved) state_->deps.transport.close_receive(id);
 }
 
-void DecodeScheduler::on_message(const control::ToNode& message) {
-  switch (message.message_case()) {
-    case control::ToNode::kReserve:
-      state_->reserve(message.reserve());
-      break;
-    case control::ToNode::kGenerate:
-      state_->generate(message.generate());
-      break;
-    case control::ToNode::kCancel:
-      state_->cancel(message.cancel());
-      break;
-    case control::ToNode::kPeerGone:
-      state_->peer_gone(message.peer_gone());
-      break;
-    case control::ToNode::kDrain:
-      drain();
-      break;
-    case control::ToNode::kPrefill:  // not for this role: the router asked the wrong node
-      state_->report_failure(
-          RequestId{message.prefill().task().request_id()},
-          TransferId{message.prefill().transfer_id()},
-          make_error(ErrorCode::kUnsupported, "a decode node does not prefill for others"));
-      break;
-    case control::ToNode::kChallenge:
-    case control::ToNode::kWelcome:
-    case control::ToNode::MESSAGE_NOT_SET:
-      break;
-  }
-  state_->settle();
-}
+void DecodeScheduler::on_message(const control::ToNode& message) { state_->on_message(message); }
 
 void DecodeScheduler::on_received(TransferId id, const std::string& commit,
                                   const transport::ReceiveStats& stats) {
@@ -412,21 +362,9 @@ void DecodeScheduler::on_moved(node::MoveResult result) {
   state_->settle();
 }
 
-void DecodeScheduler::on_disconnected() {
-  for (auto& s : state_->sequences) {
-    state_->fail(*s, make_error(ErrorCode::kUnavailable, "the router is gone"), State::Report::kNo);
-  }
-  ++state_->session;
-  state_->ended.clear();  // a new session may number its requests anew
-  state_->drop_dead();
-}
+void DecodeScheduler::on_disconnected() { state_->on_disconnected(); }
 
-void DecodeScheduler::tick() {
-  ++state_->ticks;
-  state_->sweep_leases();
-  state_->settle();
-  if (state_->ticks % kTicksPerGauge == 0) state_->update_gauges();
-}
+void DecodeScheduler::tick() { state_->tick(); }
 
 void DecodeScheduler::drain() { state_->draining = true; }
 

@@ -75,7 +75,7 @@ class DecodeScheduler final : public node::Scheduler {
     std::function<void(control::ToRouter)> send;
   };
 
-  DecodeScheduler(Deps deps, const DecodeOptions& options);
+  DecodeScheduler(const Deps& deps, const DecodeOptions& options);
   ~DecodeScheduler() override;
 
   void on_message(const control::ToNode& message) override;

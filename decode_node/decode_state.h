@@ -11,6 +11,7 @@
 #include "common/node/handover.h"
 #include "common/node/rate.h"
 #include "common/node/recent_ids.h"
+#include "common/node/role_state.h"
 #include "decode_node/decode_metrics.h"
 #include "decode_node/decode_scheduler.h"
 #include "decode_node/sequence.h"
@@ -21,37 +22,35 @@ namespace tandem::decode {
 // Insides of DecodeScheduler; control thread only. Requests, leases and transfers are in
 // decode_scheduler.cc, admission and preemption in decode_blocks.cc, steps in decode_steps.cc,
 // moves between the lanes in decode_moves.cc.
-struct DecodeScheduler::State {
+struct DecodeScheduler::State final : node::RoleState {
   struct LaneState {
     Lane at;
     uint64_t open_step = 0;  // 0: none
     std::vector<Sequence*> stepping;
   };
 
-  State(Deps d, const DecodeOptions& o);
+  State(const Deps& d, const DecodeOptions& o);
 
   // ---- requests
-  void reserve(const control::Reserve& message);
+  void reserve(const control::Reserve& message) override;
   [[nodiscard]] Result<Sequence*> try_reserve(const control::Reserve& message);
   void answer_reserve(const control::Reserve& message, const Result<Sequence*>& outcome);
   [[nodiscard]] Status open_receive(const Sequence& sequence);
-  void generate(const control::Generate& message);
+  void generate(const control::Generate& message) override;
   [[nodiscard]] Status check_new(RequestId request, TransferId transfer) const;
-  void cancel(const control::Cancel& message);
-  void peer_gone(const control::PeerGone& message);
+  void cancel(const control::Cancel& message) override;
+  void peer_gone(const control::PeerGone& message) override;
   void received(TransferId id, const std::string& commit, const transport::ReceiveStats& stats);
   [[nodiscard]] Result<control::Commit> check_commit(const Sequence& sequence,
                                                      const std::string& bytes) const;
   void receive_failed(TransferId id, const Error& error);
-  enum class Report : uint8_t { kYes, kNo };
   // Frees everything of the request: at once, or when the step that uses it ends.
   void fail(Sequence& sequence, const Error& error, Report report);
-  void report_failure(RequestId request, TransferId transfer, const Error& error);
   void retire(Sequence& sequence, std::string_view outcome);
   void end_reservation(TransferId id);
-  void sweep_leases();
-  void drop_dead();
-  void settle();  // after every event: clear away what ended, begin what can begin
+  void drop_everything(const Error& why) override;
+  void sweep() override;
+  void drop_ended() override;
   [[nodiscard]] Sequence* find(RequestId request) const;
   [[nodiscard]] Sequence* find(TransferId transfer) const;  // reserved ones only
 
@@ -83,7 +82,7 @@ struct DecodeScheduler::State {
   [[nodiscard]] std::vector<Sequence*> movable(LaneId lane) const;
 
   // ---- steps
-  void start_steps();
+  void start_work() override;
   void start_step(LaneId lane);
   // Holders of the lane's blocks that no lease protects, most deserving first.
   [[nodiscard]] std::vector<Sequence*> ranked_holders(LaneId lane) const;
@@ -97,7 +96,7 @@ struct DecodeScheduler::State {
   void make_ready(Sequence& sequence);
   void report_admitted(const Sequence& sequence);
 
-  void update_gauges();
+  void update_gauges() override;
 
   Deps deps;
   DecodeOptions options;
@@ -105,15 +104,11 @@ struct DecodeScheduler::State {
   std::vector<std::unique_ptr<Sequence>> sequences;  // in order of arrival
   kv::Reservations reservations;                     // blocks of the reserved ones
   std::unordered_map<TransferId, Sequence*> reserved;
-  node::RecentIds ended;   // (request, transfer)
   node::RecentIds fenced;  // (generation, 0)
   uint64_t next_arrival = 1;
   uint64_t next_step = 1;  // of all lanes
   uint64_t next_move = 1;
   std::vector<LaneState> lanes;  // by LaneId
-  uint64_t session = 0;          // grows with every lost router connection
-  bool draining = false;
-  uint64_t ticks = 0;
   uint64_t tokens_generated = 0;
   uint64_t wire_bytes = 0;
   StepBudget step_budget{options.mixed_target};

@@ -47,25 +47,8 @@ std::vector<Sequence*> DecodeScheduler::State::prefilling(LaneId lane) const {
 }
 
 void DecodeScheduler::State::add_to_step(node::StepJob& step, Sequence& s, uint32_t rows) {
-  const std::span<const TokenId> all(s.task.tokens);
-  const uint32_t end = s.computed + rows;
-  const bool last = end == s.length();
-  const bool samples = last && s.task.new_tokens_left > 0;
-  engine::SequenceInput input;
-  input.tokens = all.subspan(s.computed, rows);
-  input.start = s.computed;
-  input.blocks = s.kv.ids().first(node::blocks_for(end));
-  input.tail = s.kv.tail.slot();
-  input.history = {
-      .tokens = all.first(end), .prompt_tokens = s.task.prompt_tokens, .sequence = s.task.id.value};
-  input.sampling = samples ? &s.task.sampling : nullptr;
-  input.output = samples ? engine::StepOutput::kSample : engine::StepOutput::kNone;
-  if (s.task.scores_prompt() && !s.drawn) {
-    input.output = engine::StepOutput::kScoreRows;
-    input.score_top = s.task.prompt_logprobs;
-    if (!last) input.next_token = all[end];
-  }
-  step.sequences.push_back(std::move(input));
+  step.sequences.push_back(
+      node::step_input(s.task, s.kv, s.computed, rows, s.task.scores_prompt() && !s.drawn));
   s.step_rows = rows;
   s.in_step = true;
   if (s.phase == Phase::kReady) {
@@ -77,7 +60,7 @@ void DecodeScheduler::State::add_to_step(node::StepJob& step, Sequence& s, uint3
   lanes[static_cast<size_t>(s.lane)].stepping.push_back(&s);
 }
 
-void DecodeScheduler::State::start_steps() {
+void DecodeScheduler::State::start_work() {
   if (lanes.front().open_step == 0) admit_waiting();
   start_moves();
   for (size_t lane = 0; lane < lanes.size(); ++lane) start_step(static_cast<LaneId>(lane));
@@ -154,14 +137,11 @@ void DecodeScheduler::State::finish_step(node::StepResult result) {
   const Duration took = result.finished - result.started;
   const auto id = static_cast<LaneId>(lane - lanes.begin());
   if (id == LaneId::kDevice) metrics.step(decode_count, prefill_rows, took);
-  if (!result.outputs || result.outputs->size() != batch.size()) {
-    const Error error =
-        result.outputs ? make_error(ErrorCode::kInternal, "the engine lost a sequence's output")
-                       : result.outputs.error();
+  if (const auto error = result.failure(batch.size())) {
     metrics.step_failed();
     // One request must not take its company down: each is tried by itself, the culprit fails.
     for (Sequence* s : batch) {
-      if (batch.size() == 1) fail(*s, error, Report::kYes);
+      if (batch.size() == 1) fail(*s, *error, Report::kYes);
       s->alone = true;
     }
     return;
@@ -171,7 +151,7 @@ void DecodeScheduler::State::finish_step(node::StepResult result) {
   for (size_t i = 0; i < batch.size(); ++i) {
     apply(*batch[i], std::move((*result.outputs)[i]), *message.mutable_tokens());
   }
-  if (message.tokens().runs_size() > 0) deps.send(std::move(message));
+  if (message.tokens().runs_size() > 0) send(std::move(message));
 }
 
 // What the router predicts with is the device's speed.
@@ -257,7 +237,6 @@ void DecodeScheduler::State::update_gauges() {
 
 control::Heartbeat DecodeScheduler::heartbeat() const {
   const State& state = *state_;
-  control::Heartbeat h;
   uint32_t ready = 0;
   uint32_t beside = 0;  // in the CPU tail, on the way to it or back
   uint32_t waiting = 0;
@@ -273,24 +252,17 @@ control::Heartbeat DecodeScheduler::heartbeat() const {
       waiting_tokens += s->remaining();
     }
   }
-  const auto usage = state.deps.device.kv.usage();
   const uint32_t running = std::min(ready, state.options.max_sequences);
-  h.set_tick(state.ticks);
+  control::Heartbeat h = state.heartbeat(state.deps.device.kv.usage());
   h.set_queued(waiting + ready - running);
   h.set_queued_tokens(waiting_tokens);
   h.set_running(running + beside);
-  h.set_kv_blocks_used(usage.used);
-  h.set_kv_blocks_cached(usage.cached);
-  h.set_kv_blocks_free(usage.free);
   h.set_reservations(static_cast<uint32_t>(state.reserved.size()));
-  h.set_prefix_hit_tokens(usage.prefix_hit_tokens);
-  h.set_prefix_query_tokens(usage.prefix_query_tokens);
   h.set_tokens_processed(state.tokens_generated);
   h.set_prefill_tokens_per_second(state.prefill_throughput.per_second());
   h.set_step_seconds(state.step_seconds.value());
   h.set_step_seconds_per_sequence(state.step_cost.slope());
   h.set_transfer_wire_bytes(state.wire_bytes);
-  h.set_draining(state.draining);
   return h;
 }
 

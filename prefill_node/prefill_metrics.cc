@@ -9,14 +9,12 @@ constexpr double kRatioBuckets[] = {0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.
 }  // namespace
 
 PrefillMetrics::PrefillMetrics(MetricsRegistry& r)
-    : kv_(r, "prefill"),
+    : node::RoleMetrics(r, "prefill"),
       queued_(r.gauge("tandem_prefill_queued_prompts", "Prompts that wait for their first step")),
       computing_(r.gauge("tandem_prefill_computing_prompts", "Prompts in the running batch")),
       sending_(r.gauge("tandem_prefill_open_transfers", "Transfers that are not yet complete")),
       wait_(r.histogram("tandem_prefill_queue_wait_seconds", "From receipt to the first step",
                         kLatencyBuckets)),
-      step_seconds_(r.histogram("tandem_prefill_step_seconds", "Duration of one forward pass",
-                                kShortLatencyBuckets)),
       step_rows_(
           r.histogram("tandem_prefill_step_rows", "Tokens in one forward pass", kCountBuckets)),
       step_sequences_(
@@ -42,13 +40,8 @@ PrefillMetrics::PrefillMetrics(MetricsRegistry& r)
                                "Sum of exposed transfer time")),
       compute_total_(r.counter("tandem_prefill_transfer_compute_seconds_total",
                                "Sum of compute time of the prompts that were transferred")),
-      failed_steps_(r.counter("tandem_prefill_failed_steps_total", "Forward passes that failed")),
       deadlines_(r.counter("tandem_prefill_deadlines_exceeded_total",
                            "Prompts dropped at their deadline, in whatever phase")),
-      fenced_(r.counter("tandem_prefill_generations_fenced_total",
-                        "Decode nodes that went away with transfers possibly open")),
-      duplicates_(r.counter("tandem_prefill_duplicate_messages_total",
-                            "Messages ignored because they had come before")),
       ended_(r.counters("tandem_prefill_prompts_total", "Prompts by outcome",
                         {Label{"outcome", {}}})) {}
 
@@ -57,13 +50,13 @@ void PrefillMetrics::state(size_t queued, size_t computing, size_t sending,
   queued_.set(static_cast<double>(queued));
   computing_.set(static_cast<double>(computing));
   sending_.set(static_cast<double>(sending));
-  kv_.usage(usage);
+  RoleMetrics::usage(usage);
 }
 
 void PrefillMetrics::started(Duration waited) { wait_.observe(to_seconds(waited)); }
 
 void PrefillMetrics::step(size_t sequences, uint32_t rows, Duration took) {
-  step_seconds_.observe(to_seconds(took));
+  RoleMetrics::step(took);
   step_rows_.observe(rows);
   step_sequences_.observe(static_cast<double>(sequences));
 }

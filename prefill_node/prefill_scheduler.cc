@@ -6,20 +6,9 @@
 #include "prefill_node/prefill_state.h"
 
 namespace tandem::prefill {
-namespace {
 
-// Ended prompts whose replays are recognised; far more than can be in flight at once.
-constexpr size_t kRememberedPrompts = 4096;
-
-node::RecentIds::Key key_of(const Job& job) { return {job.task.id.value, job.transfer.value}; }
-
-// Gauges are for scrapes, which come every few seconds.
-constexpr uint64_t kTicksPerGauge = 20;
-
-}  // namespace
-
-PrefillScheduler::State::State(Deps d, const PrefillOptions& o)
-    : deps(std::move(d)), options(o), metrics(deps.metrics), ended(kRememberedPrompts) {
+PrefillScheduler::State::State(const Deps& d, const PrefillOptions& o)
+    : node::RoleState(d.send), deps(d), options(o), metrics(deps.metrics) {
   metrics.transport(deps.transport);
 }
 
@@ -50,7 +39,7 @@ Status PrefillScheduler::State::check(const control::Prefill& m, const Job& job)
   return {};
 }
 
-void PrefillScheduler::State::accept(const control::Prefill& m) {
+void PrefillScheduler::State::prefill(const control::Prefill& m) {
   const TransferId transfer{m.transfer_id()};
   const RequestId request{m.task().request_id()};
   const auto open = std::ranges::find_if(jobs, [&](const auto& job) {
@@ -61,7 +50,7 @@ void PrefillScheduler::State::accept(const control::Prefill& m) {
                           make_error(ErrorCode::kUnavailable,
                                      "this transfer id of an earlier session is still closing"));
   }
-  if (open != jobs.end() || ended.contains({request.value, transfer.value})) {
+  if (open != jobs.end() || has_ended(request, transfer)) {
     metrics.duplicate();
     return;
   }
@@ -127,18 +116,6 @@ void PrefillScheduler::State::fail(Job& job, const Error& error, Report report) 
   if (report == Report::kYes) report_failure(job.task.id, job.transfer, error);
 }
 
-void PrefillScheduler::State::report_failure(RequestId request, TransferId transfer,
-                                             const Error& error) {
-  control::ToRouter message;
-  auto& failed = *message.mutable_failed();
-  failed.set_request_id(request.value);
-  failed.set_transfer_id(transfer.value);
-  failed.set_code(std::string(error_traits(error.code).label));
-  failed.set_detail(error.detail);
-  failed.set_retryable(error_traits(error.code).retryable);
-  deps.send(std::move(message));
-}
-
 void PrefillScheduler::State::finish_send(TransferId id, const transport::SendStats& stats) {
   const auto found = sends.find(id);
   if (found == sends.end()) return;
@@ -160,7 +137,7 @@ void PrefillScheduler::State::finish_send(TransferId id, const transport::SendSt
   done.set_seconds(to_seconds(stats.elapsed));
   done.set_exposed_seconds(to_seconds(exposed));
   done.set_transport(std::string(deps.transport.name()));
-  deps.send(std::move(message));
+  send(std::move(message));
   job.dead = true;  // done: nothing holds it any more
   job.ok = true;
   metrics.ended("ok");
@@ -176,7 +153,7 @@ void PrefillScheduler::State::fail_send(TransferId id, const Error& error) {
   fail(job, error, Report::kYes);
 }
 
-void PrefillScheduler::State::sweep_deadlines() {
+void PrefillScheduler::State::sweep() {
   const TimePoint now = deps.clock.now();
   for (auto& job : jobs) {
     if (job->dead || now < job->deadline) continue;
@@ -189,12 +166,10 @@ void PrefillScheduler::State::sweep_deadlines() {
   }
 }
 
-void PrefillScheduler::State::drop_released() {
+void PrefillScheduler::State::drop_ended() {
   std::erase_if(jobs, [this](const auto& job) {
     if (!job->releasable()) return false;
-    // A transfer id is used once. Without one only success is final: the router may send a failed
-    // or cancelled prompt here again.
-    if (job->session == session && (job->transfer.value != 0 || job->ok)) ended.add(key_of(*job));
+    remember_ended(job->task.id, job->transfer, job->session, job->ok);
     return true;
   });
 }
@@ -210,47 +185,16 @@ void PrefillScheduler::State::update_gauges() {
   metrics.transport(deps.transport);
 }
 
-void PrefillScheduler::State::settle() {
-  drop_released();
-  start_step();
+void PrefillScheduler::State::drop_everything(const Error& why) {
+  for (auto& job : jobs) fail(*job, why, Report::kNo);
 }
 
-PrefillScheduler::PrefillScheduler(Deps deps, const PrefillOptions& options)
-    : state_(std::make_unique<State>(std::move(deps), options)) {}
+PrefillScheduler::PrefillScheduler(const Deps& deps, const PrefillOptions& options)
+    : state_(std::make_unique<State>(deps, options)) {}
 
 PrefillScheduler::~PrefillScheduler() = default;
 
-void PrefillScheduler::on_message(const control::ToNode& message) {
-  switch (message.message_case()) {
-    case control::ToNode::kPrefill:
-      state_->accept(message.prefill());
-      break;
-    case control::ToNode::kCancel:
-      state_->cancel(message.cancel());
-      break;
-    case control::ToNode::kPeerGone:
-      state_->peer_gone(message.peer_gone());
-      break;
-    case control::ToNode::kDrain:
-      drain();
-      break;
-    case control::ToNode::kReserve:  // not for this role: the router asked the wrong node
-      state_->report_failure(
-          RequestId{message.reserve().task().request_id()},
-          TransferId{message.reserve().transfer_id()},
-          make_error(ErrorCode::kUnsupported, "a prefill node cannot reserve decode blocks"));
-      break;
-    case control::ToNode::kGenerate:
-      state_->report_failure(RequestId{message.generate().task().request_id()}, TransferId{},
-                             make_error(ErrorCode::kUnsupported, "a prefill node cannot generate"));
-      break;
-    case control::ToNode::kChallenge:
-    case control::ToNode::kWelcome:
-    case control::ToNode::MESSAGE_NOT_SET:
-      break;
-  }
-  state_->settle();
-}
+void PrefillScheduler::on_message(const control::ToNode& message) { state_->on_message(message); }
 
 void PrefillScheduler::on_sent(TransferId id, const transport::SendStats& stats) {
   state_->finish_send(id, stats);
@@ -267,29 +211,15 @@ void PrefillScheduler::on_step(node::StepResult result) {
   state_->settle();
 }
 
-void PrefillScheduler::on_disconnected() {
-  for (auto& job : state_->jobs) {
-    state_->fail(*job, make_error(ErrorCode::kUnavailable, "the router is gone"),
-                 State::Report::kNo);
-  }
-  ++state_->session;
-  state_->ended.clear();  // a new session may number its requests anew
-  state_->drop_released();
-}
+void PrefillScheduler::on_disconnected() { state_->on_disconnected(); }
 
-void PrefillScheduler::tick() {
-  ++state_->ticks;
-  state_->sweep_deadlines();
-  state_->settle();
-  if (state_->ticks % kTicksPerGauge == 0) state_->update_gauges();
-}
+void PrefillScheduler::tick() { state_->tick(); }
 
 void PrefillScheduler::drain() { state_->draining = true; }
 
 bool PrefillScheduler::idle() const { return state_->jobs.empty(); }
 
 control::Heartbeat PrefillScheduler::heartbeat() const {
-  control::Heartbeat h;
   uint32_t queued = 0;
   uint32_t running = 0;
   uint32_t queued_tokens = 0;
@@ -298,21 +228,14 @@ control::Heartbeat PrefillScheduler::heartbeat() const {
     queued_tokens += job->remaining();
     (job->phase == JobPhase::kQueued ? queued : running) += 1;
   }
-  const auto usage = state_->deps.kv.usage();
-  h.set_tick(state_->ticks);
+  control::Heartbeat h = state_->heartbeat(state_->deps.kv.usage());
   h.set_queued(queued);
   h.set_queued_tokens(queued_tokens);
   h.set_running(running);
-  h.set_kv_blocks_used(usage.used);
-  h.set_kv_blocks_cached(usage.cached);
-  h.set_kv_blocks_free(usage.free);
-  h.set_prefix_hit_tokens(usage.prefix_hit_tokens);
-  h.set_prefix_query_tokens(usage.prefix_query_tokens);
   h.set_tokens_processed(state_->tokens_processed);
   h.set_prefill_tokens_per_second(state_->throughput.per_second());
   h.set_transfer_raw_bytes(state_->raw_bytes);
   h.set_transfer_wire_bytes(state_->wire_bytes);
-  h.set_draining(state_->draining);
   return h;
 }
 

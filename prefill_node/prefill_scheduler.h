@@ -46,7 +46,7 @@ class PrefillScheduler final : public node::Scheduler {
     std::function<void(control::ToRouter)> send;
   };
 
-  PrefillScheduler(Deps deps, const PrefillOptions& options);
+  PrefillScheduler(const Deps& deps, const PrefillOptions& options);
   ~PrefillScheduler() override;
 
   void on_message(const control::ToNode& message) override;

@@ -63,30 +63,6 @@ void PrefillScheduler::State::admit_waiting(std::vector<Job*>& batch, uint32_t b
   }
 }
 
-engine::SequenceInput PrefillScheduler::State::input_of(Job& job, uint32_t rows) const {
-  const std::span<const TokenId> all(job.task.tokens);
-  const uint32_t end = job.computed + rows;
-  const bool last = end == job.prompt;
-  const bool samples = last && job.task.new_tokens_left > 0;
-  engine::SequenceInput input;
-  input.tokens = all.subspan(job.computed, rows);
-  input.start = job.computed;
-  input.blocks = job.kv.ids().first(node::blocks_for(end));
-  input.tail = job.kv.tail.slot();
-  input.history = {.tokens = all.first(end),
-                   .prompt_tokens = job.task.prompt_tokens,
-                   .sequence = job.task.id.value};
-  input.sampling = samples ? &job.task.sampling : nullptr;
-  if (job.task.scores_prompt()) {
-    input.output = engine::StepOutput::kScoreRows;
-    input.score_top = job.task.prompt_logprobs;
-    if (!last) input.next_token = all[end];
-  } else {
-    input.output = samples ? engine::StepOutput::kSample : engine::StepOutput::kNone;
-  }
-  return input;
-}
-
 // Pages that stand once `rows` more rows are computed. The first step of a prompt also sends what
 // came from the prefix index.
 std::optional<PushPlan> PrefillScheduler::State::plan_push(Job& job, uint32_t rows) const {
@@ -111,7 +87,7 @@ std::optional<PushPlan> PrefillScheduler::State::plan_push(Job& job, uint32_t ro
   return plan;
 }
 
-void PrefillScheduler::State::start_step() {
+void PrefillScheduler::State::start_work() {
   if (open_step != 0) return;
   const uint32_t budget =
       node::rows_within(options.step_target, throughput.per_second(), options.max_batch_tokens);
@@ -128,7 +104,8 @@ void PrefillScheduler::State::start_step() {
   for (size_t i = 0; i < batch.size(); ++i) {
     Job& job = *batch[i];
     if (rows[i] == 0) continue;
-    step.sequences.push_back(input_of(job, rows[i]));
+    step.sequences.push_back(
+        node::step_input(job.task, job.kv, job.computed, rows[i], job.task.scores_prompt()));
     if (auto plan = plan_push(job, rows[i])) plans.push_back(std::move(*plan));
     job.step_rows = rows[i];
     job.in_step = true;
@@ -156,14 +133,11 @@ void PrefillScheduler::State::finish_step(node::StepResult result) {
   }
   const Duration took = result.finished - result.started;
   metrics.step(batch.size(), rows, took);
-  if (!result.outputs || result.outputs->size() != batch.size()) {
-    const Error error =
-        result.outputs ? make_error(ErrorCode::kInternal, "the engine lost a sequence's output")
-                       : result.outputs.error();
+  if (const auto error = result.failure(batch.size())) {
     metrics.step_failed();
     // One prompt must not take its company down: each is tried by itself, the culprit fails.
     for (Job* job : batch) {
-      if (batch.size() == 1) fail(*job, error, Report::kYes);
+      if (batch.size() == 1) fail(*job, *error, Report::kYes);
       job->alone = true;
     }
     return;
@@ -227,7 +201,7 @@ void PrefillScheduler::State::finish_compute(Job& job, std::optional<engine::Sam
   done.set_cached_tokens(job.reused);
   done.set_queue_seconds(to_seconds(job.started - job.received));
   done.set_compute_seconds(to_seconds(end - job.started));
-  deps.send(std::move(message));
+  send(std::move(message));
   metrics.prompt_done(job.prompt - job.reused, end - job.started);
   if (!job.sending) {
     job.dead = true;

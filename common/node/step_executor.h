@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "common/base/clock.h"
@@ -23,6 +24,13 @@ struct StepResult {
   Result<std::vector<engine::SequenceOutput>> outputs;
   TimePoint started;
   TimePoint finished;
+
+  // Why a step of so many sequences brought nothing, if it did not.
+  [[nodiscard]] std::optional<Error> failure(size_t sequences) const {
+    if (!outputs) return outputs.error();
+    if (outputs->size() == sequences) return std::nullopt;
+    return make_error(ErrorCode::kInternal, "the engine lost a sequence's output");
+  }
 };
 
 // Where steps run: a device thread in a node, inside the event loop of a simulation.

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "common/node/handover.h"
+
 namespace tandem::node {
 namespace {
 
@@ -111,6 +113,29 @@ Drawn append_drawn(Task& task, TokenId token, uint32_t max_context) {
   if (task.new_tokens_left > 0) --task.new_tokens_left;
   const bool full = task.new_tokens_left == 0 || task.tokens.size() >= max_context;
   return {.kept = true, .finish = full ? control::FINISH_LENGTH : control::FINISH_NONE};
+}
+
+engine::SequenceInput step_input(const Task& task, const kv::BlockTable& kv, uint32_t computed,
+                                 uint32_t rows, bool scores) {
+  const std::span<const TokenId> all(task.tokens);
+  const uint32_t end = computed + rows;
+  const bool last = end == all.size();
+  const bool samples = last && task.new_tokens_left > 0;
+  engine::SequenceInput input;
+  input.tokens = all.subspan(computed, rows);
+  input.start = computed;
+  input.blocks = kv.ids().first(blocks_for(end));
+  input.tail = kv.tail.slot();
+  input.history = {
+      .tokens = all.first(end), .prompt_tokens = task.prompt_tokens, .sequence = task.id.value};
+  input.sampling = samples ? &task.sampling : nullptr;
+  input.output = samples ? engine::StepOutput::kSample : engine::StepOutput::kNone;
+  if (scores) {
+    input.output = engine::StepOutput::kScoreRows;
+    input.score_top = task.prompt_logprobs;
+    if (!last) input.next_token = all[end];
+  }
+  return input;
 }
 
 control::Token to_message(const engine::SampledToken& token) {

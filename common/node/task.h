@@ -5,7 +5,8 @@
 
 #include "common/base/ids.h"
 #include "common/base/result.h"
-#include "common/engine/sampling.h"
+#include "common/engine/engine.h"
+#include "common/kv/block_pool.h"
 #include "common/proto/control.pb.h"
 
 namespace tandem::node {
@@ -44,6 +45,12 @@ struct Drawn {
   control::FinishReason finish = control::FINISH_NONE;
 };
 [[nodiscard]] Drawn append_drawn(Task& task, TokenId token, uint32_t max_context);
+
+// The task's next `rows` rows behind the `computed` ones, whose KV lies in `kv`, as the engine
+// takes them; the last row of all samples if a token is wanted. With `scores`, every row is scored.
+// Holds spans into `task` and `kv`.
+[[nodiscard]] engine::SequenceInput step_input(const Task& task, const kv::BlockTable& kv,
+                                               uint32_t computed, uint32_t rows, bool scores);
 
 [[nodiscard]] control::Token to_message(const engine::SampledToken& token);
 
