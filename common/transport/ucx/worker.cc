@@ -2,9 +2,11 @@
 
 #include <ucp/api/ucp.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <list>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -17,6 +19,7 @@ constexpr unsigned kFrameMessage = 11;  // the one active-message id in use
 // A dead process on this box is noticed by asking the kernel, at this interval; TCP notices by
 // itself.
 constexpr const char* kKeepalive = "200ms";
+constexpr auto kDrain = std::chrono::milliseconds(500);
 
 Error ucx_error(const std::string& what, ucs_status_t status) {
   return make_error(ErrorCode::kTransport, "UCX: " + what + ": " + ucs_status_string(status));
@@ -123,6 +126,7 @@ struct UcxWorker::Impl {
     if (done) done(ok);
   }
   void reap_closed();
+  [[nodiscard]] bool drain();
 
   static void on_sent(void* request, ucs_status_t status, void* user) {
     auto& send = *static_cast<Send*>(user);
@@ -176,6 +180,25 @@ void UcxWorker::Impl::reap_closed() {
     ucp_request_free(request);
     return true;
   });
+}
+
+// Sends what UCX itself has queued: a peer that just connected is answered over an endpoint of
+// UCX's own, and UCX 1.13 takes an answer that still waits there when the worker is destroyed for a
+// bug and aborts. Nothing waits when a flush is done at once; false when a peer that does not read
+// keeps that from happening.
+bool UcxWorker::Impl::drain() {
+  const auto give_up = std::chrono::steady_clock::now() + kDrain;
+  while (std::chrono::steady_clock::now() < give_up) {
+    ucp_request_param_t param{};
+    void* request = ucp_worker_flush_nbx(worker.get(), &param);
+    if (!UCS_PTR_IS_PTR(request)) return request == nullptr;
+    while (ucp_request_check_status(request) == UCS_INPROGRESS &&
+           std::chrono::steady_clock::now() < give_up) {
+      ucp_worker_progress(worker.get());
+    }
+    ucp_request_free(request);
+  }
+  return false;
 }
 
 Result<std::unique_ptr<UcxWorker>> UcxWorker::create(const Options& options, Callbacks callbacks) {
@@ -240,6 +263,11 @@ UcxWorker::~UcxWorker() {
   while (!impl_->endpoints.empty()) disconnect(impl_->endpoints.begin()->first);
   // Forced closes end without the peer; a few rounds complete them.
   for (int i = 0; i < 10'000 && !impl_->closing.empty(); ++i) progress();
+  if (impl_->drain()) return;
+  // Destroying it would abort the process: see drain(). Its memory stays until the process ends.
+  (void)impl_->worker.release();
+  (void)impl_->context.release();
+  std::ignore = impl_.release();  // NOLINT: callbacks and requests of the worker point into it
 }
 
 const std::string& UcxWorker::address() const { return impl_->address; }
