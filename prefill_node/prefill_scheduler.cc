@@ -137,6 +137,7 @@ void PrefillScheduler::State::finish_send(TransferId id, const transport::SendSt
   done.set_seconds(to_seconds(stats.elapsed));
   done.set_exposed_seconds(to_seconds(exposed));
   done.set_transport(std::string(deps.transport.name()));
+  done.set_transport_detail(deps.transport.detail());
   send(std::move(message));
   job.dead = true;  // done: nothing holds it any more
   job.ok = true;

@@ -172,6 +172,9 @@ void Dispatcher::Impl::on_transfer_done(Node& n, const control::TransferDone& me
   counters_.transfer_seconds += message.seconds();
   counters_.transfer_exposed_seconds += message.exposed_seconds();
   deps_.observer.on_transfer(message.seconds(), message.transport());
+  if (!message.transport_detail().empty()) {
+    n.hello.set_transport_detail(message.transport_detail());
+  }
   Request* r = request(message.request_id());
   // The prefill node has nothing left of it; before that its death still matters.
   if (r != nullptr && r->prefill == n.handle && r->transfer == message.transfer_id() &&

@@ -190,6 +190,7 @@ TEST_F(PrefillSchedulerTest, PushesEveryPageOfEveryLayerAndCommitsWithTheFirstTo
       ASSERT_NE(transfer_done(1), nullptr);
       EXPECT_GT(transfer_done(1)->raw_bytes(), 0U);
       EXPECT_EQ(transfer_done(1)->transport(), "inproc");
+      EXPECT_FALSE(transfer_done(1)->transport_detail().empty());
       expect_nothing_held();
     }
   }
