@@ -47,6 +47,7 @@ int run(const Arguments& arguments) {
   }
   int signal = 0;
   sigwait(&signals, &signal);
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // a second one ends the process at once
   router.stop(config->router.drain_timeout);
   return 0;
 }
