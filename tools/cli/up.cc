@@ -173,7 +173,10 @@ Status down(std::string run_dir, const CommandContext& context) {
   if (run_dir.empty()) run_dir = supervise::default_run_dir(context.environment);
   const std::optional<pid_t> holder = supervise::lock_holder(run_dir);
   if (!holder) {
-    std::fprintf(stderr, "nothing is running from %s\n", run_dir.c_str());
+    std::fprintf(stderr,
+                 "nothing is running from %s; a cluster that was started in another folder is "
+                 "found with --run-dir\n",
+                 run_dir.c_str());
     return {};
   }
   const auto state = supervise::read_state(run_dir);

@@ -51,7 +51,8 @@ std::string default_run_dir(const Environment& environment) {
   if (runtime != environment.end() && fs::is_directory(runtime->second, error)) {
     return runtime->second + "/tandem";
   }
-  return "run";
+  const fs::path here = fs::absolute("run", error);
+  return error ? std::string("run") : here.string();
 }
 
 Result<RunDirLock> RunDirLock::acquire(const std::string& run_dir) {

@@ -42,7 +42,8 @@ constexpr std::array<const char*, 5> kStateNames{"waiting", "starting", "ready",
 struct Role {
   std::string name;
   std::string program;
-  std::string health;  // which endpoint answers /health/ready
+  std::string health;  // which endpoint answers the probe
+  std::string probe;   // 200 there: ready
   bool is_router = false;
   RoleState state = RoleState::kWaiting;
   pid_t pid = -1;
@@ -107,6 +108,8 @@ void Supervisor::State::add_role(const std::string& name, const char* program, b
   role.program = options.program_dir + "/" + program;
   role.is_router = is_router;
   role.health = is_router ? "http" : "metrics";
+  // A router whose decode nodes are on other boxes has done its part when it listens.
+  role.probe = is_router && config.decode.empty() ? "/health/live" : "/health/ready";
   roles.push_back(std::move(role));
 }
 
@@ -205,7 +208,7 @@ void Supervisor::State::check_ready(Role& role) {
     role.fetcher = std::move(*fetcher);
     if (role.is_router) progress(role, "listening on " + role.url);
   }
-  const auto answer = role.fetcher->get("/health/ready");
+  const auto answer = role.fetcher->get(role.probe);
   if (!answer || answer->status != 200) return;
   role.state = RoleState::kReady;
   role.was_ready = true;
