@@ -63,19 +63,26 @@ if { [ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null 2>&1; } && ! has_to
   fi
 fi
 
-# Turns ninja's "[12/345] ..." lines into a percentage; everything goes to the log.
+# Turns ninja's "[12/345] ..." lines into a percentage; everything goes to the log. On a terminal one line that changes, else a
+# line for every tenth, and one when the Rust crates begin, during which ninja itself is silent.
 show_progress() {
-  local line last=-1 percent width=20
+  local line last=-1 percent rust="" began=$SECONDS
+  show() {
+    printf '\r\033[K[3/%d] building … %d %% after %d:%02d%s' "$steps" "$((last < 0 ? 0 : last))" $(((SECONDS - began) / 60)) \
+      $(((SECONDS - began) % 60)) "$1" >&2
+  }
   while IFS= read -r line; do
     printf '%s\n' "$line" >>"$log"
     if [[ "$line" =~ ^\[([0-9]+)/([0-9]+)\] ]]; then
       percent=$((BASH_REMATCH[1] * 100 / BASH_REMATCH[2]))
       [ "$percent" -ne "$last" ] || continue
-      if [ -t 2 ]; then printf '\r[3/%d] building … %d %% ' "$steps" "$percent" >&2
-      elif [ $((percent / 10)) -ne $((last / 10)) ]; then printf '[3/%d] building … %d %%\n' "$steps" "$percent" >&2; fi
+      if [ ! -t 2 ] && [ $((percent / 10)) -ne $((last / 10)) ]; then printf '[3/%d] building … %d %%\n' "$steps" "$percent" >&2; fi
       last=$percent
-    elif [[ "$line" =~ ^\ +Compiling\ ([^ ]+) ]] && [ -t 2 ]; then
-      printf '\r[3/%d] building … %d %% (Rust: %-'"$width"'.'"$width"'s)' "$steps" "$((last < 0 ? 0 : last))" "${BASH_REMATCH[1]}" >&2
+      [ ! -t 2 ] || show ""
+    elif [[ "$line" =~ ^\ +Compiling\ ([^ ]+) ]]; then
+      if [ -t 2 ]; then show " (Rust: ${BASH_REMATCH[1]})"
+      elif [ -z "$rust" ]; then printf '[3/%d] building … tokenizers and templates (Rust)\n' "$steps" >&2; fi
+      rust=seen
     fi
   done
   [ "$last" -lt 0 ] || [ ! -t 2 ] || printf '\n' >&2

@@ -76,25 +76,30 @@ missing() {
   comm -23 <(wanted | sort -u) <(printf '%s\n' "$installed")
 }
 
-as_root() {
-  if [ "$(id -u)" -eq 0 ]; then "$@"
-  elif command -v sudo >/dev/null 2>&1; then sudo "$@"
-  else
-    say "Installing packages needs root, and there is no sudo. As root, run:"
-    say "  apt-get update && $*"
-    exit 1
-  fi
+sudo=()
+need_root() { # need_root PACKAGE...
+  [ "$(id -u)" -ne 0 ] || return 0
+  sudo=(sudo)
+  command -v sudo >/dev/null 2>&1 && return 0
+  say "Installing packages needs root, and there is no sudo. As root, run:"
+  say "  apt-get update && apt-get install -y --no-install-recommends $*"
+  exit 1
 }
 
-apt_install() {
-  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-    -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 "$@" >&2 </dev/null
+# What apt and dpkg say goes to a log; its end is shown when they fail.
+apt_log="$TANDEM_ROOT/.cache/apt.log"
+with_apt() {
+  mkdir -p "$TANDEM_ROOT/.cache"
+  ${sudo[@]+"${sudo[@]}"} env DEBIAN_FRONTEND=noninteractive "$@" -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 >>"$apt_log" 2>&1 </dev/null ||
+    { tail -15 "$apt_log" >&2; return 1; }
 }
+
+apt_install() { with_apt apt-get install -y -q --no-install-recommends "$@"; }
 
 updated=0
 apt_update() {
   [ "$updated" -eq 0 ] || return 0
-  as_root apt-get update -qq -o DPkg::Lock::Timeout=300 >&2 </dev/null ||
+  with_apt apt-get update -q ||
     say "apt-get update failed; going on with the package lists at hand"
   updated=1
 }
@@ -113,10 +118,12 @@ if [ "$check" -eq 1 ]; then
 fi
 
 if [ -n "$absent" ]; then
+  # shellcheck disable=SC2086
+  need_root $absent
+  say "packages: installing $(echo "$absent" | wc -l) and what they need, which takes minutes (log: .cache/apt.log)"
   apt_update
   [ -n "$boost" ] || find_boost
   absent=$(missing)
-  say "packages: installing $(echo $absent)"
   # shellcheck disable=SC2086
   apt_install $absent || {
     say "apt-get could not install these packages. The message above says which one and why; the build needs:"
@@ -128,6 +135,7 @@ fi
 # Without a rustup toolchain: cargo-web is Debian's current Rust (it replaces the old `cargo` package); Ubuntu has
 # versioned packages whose programs carry the version in their names.
 if [ "$rust" -eq 0 ]; then
+  need_root cargo rustc
   apt_update
   if apt-cache show cargo-web >/dev/null 2>&1; then
     say "packages: installing cargo-web (Rust)"
