@@ -38,6 +38,9 @@ if ! command -v apt-get >/dev/null 2>&1; then
   exit 0
 fi
 
+# The version that apt would install; nothing, where there is none. (apt-cache show knows names that others only refer to.)
+candidate() { apt-cache policy "$1" 2>/dev/null | sed -n 's/^ *Candidate: \([^(].*\)/\1/p'; }
+
 # Debian 12 ships Boost 1.74 as libboost-dev; the versioned packages are the newer ones.
 boost=""
 for version in 1.81 1.83 1.84 1.86 1.88 1.90; do
@@ -49,7 +52,7 @@ done
 find_boost() {
   local version
   for version in 1.81 1.83 1.84 1.86 1.88 1.90; do
-    if apt-cache show "libboost-json${version}-dev" >/dev/null 2>&1; then boost=$version; return; fi
+    if [ -n "$(candidate "libboost-json${version}-dev")" ]; then boost=$version; return; fi
   done
   say "apt offers no libboost-json 1.81 or newer. Tandem is built on Debian 12, Ubuntu 24.04 and newer."
   exit 1
@@ -62,7 +65,9 @@ wanted() {
     libucx-dev libexpected-dev libfmt-dev libcli11-dev libxxhash-dev libssl-dev zlib1g-dev \
     libgtest-dev libgmock-dev libbenchmark-dev python3 python3-pip python3-venv
   if [ "$tests" -eq 1 ]; then
-    printf '%s\n' clang-format-14 curl openssl procps
+    printf '%s\n' curl openssl procps
+    # Other versions format otherwise; without this one the lint skips and says so.
+    if ! command -v clang-format-14 >/dev/null 2>&1 && [ -n "$(candidate clang-format-14)" ]; then echo clang-format-14; fi
     # A Node.js that came another way (a newer one from nvm, say) is as good.
     command -v node >/dev/null 2>&1 && command -v npm >/dev/null 2>&1 || printf '%s\n' nodejs npm
     # On Ubuntu the package is only a door to a snap, which containers cannot open; tests then skip and say so.
@@ -132,12 +137,16 @@ if [ -n "$absent" ]; then
   }
 fi
 
-# Without a rustup toolchain: cargo-web is Debian's current Rust (it replaces the old `cargo` package); Ubuntu has
-# versioned packages whose programs carry the version in their names.
+# Without a rustup toolchain: the distribution's own cargo where it is new enough (Debian 13); cargo-web is Debian 12's current Rust
+# (it replaces the old `cargo` package); Ubuntu has versioned packages whose programs carry the version in their names.
 if [ "$rust" -eq 0 ]; then
   need_root cargo rustc
   apt_update
-  if apt-cache show cargo-web >/dev/null 2>&1; then
+  plain=$(candidate cargo | sed -n 's/^1\.\([0-9]*\)\..*/\1/p')
+  if [ "${plain:-0}" -ge "$rust_minimum" ]; then
+    say "packages: installing cargo (Rust)"
+    apt_install cargo rustc
+  elif [ -n "$(candidate cargo-web)" ]; then
     say "packages: installing cargo-web (Rust)"
     apt_install cargo-web
   else
