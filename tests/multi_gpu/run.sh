@@ -2,17 +2,20 @@
 # Runs everything that wants several GPUs, on one host with two or more and no network. The last line is
 # `N passed, N failed, N skipped`; with fewer than two cards it is `0 passed, 0 failed, 1 skipped`.
 #
-# usage: tests/multi_gpu/run.sh [--build DIR] [--results DIR] [--no-bench] [--quick]
+# usage: tests/multi_gpu/run.sh [--build DIR] [--results DIR] [--no-bench] [--quick] [--only STEP,...] [--within SECONDS]
 #   --build     build tree to take the programs from (default: build/release of this checkout)
-#   --results   where logs and benches go (default: a new folder in /tmp)
-#   --no-bench  leaves out the transfer bench
-#   --quick     messages up to 64 MiB only, and one KV format
+#   --results   where logs, tables and JSON go (default: a new folder in /tmp)
+#   --no-bench  leaves out what only measures: bench, exposed, topologies
+#   --quick     messages up to 64 MiB, one KV format, fewer layers and requests
+#   --only      some of the steps: links, transport, clusters, bench, exposed, topologies
+#   --within    starts no step after this time and cuts each to what is left; a step left out is a failure (default: 3600)
+#   --cpu       instead: what needs no card, on CPU nodes over ucx (clusters, exposed, topologies), with the models at hand
 #
 # NVLink multicast stays as the environment has it (NCCL_NVLS_ENABLE): programs that use it can put a host's GPUs out of service.
 # Elsewhere than on the machine that built, as tests/gpu/run.sh says: install the component gpu-tests and start it there.
 set -uo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
-build="$root/build/release" results="" bench=1 quick=0
+build="$root/build/release" results="" bench=1 quick=0 cpu=0 only=links,transport,clusters,bench,exposed,topologies within=3600
 need() { [ $# -ge 2 ] || { echo "run.sh: $1 needs a value (see --help)" >&2; exit 2; }; }
 while [ $# -gt 0 ]; do
   case "$1" in
@@ -20,7 +23,10 @@ while [ $# -gt 0 ]; do
     --results) need "$@"; results=$2; shift ;;
     --no-bench) bench=0 ;;
     --quick) quick=1 ;;
-    -h | --help) sed -n '2,12p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    --cpu) cpu=1 ;;
+    --only) need "$@"; only=$2; shift ;;
+    --within) need "$@"; within=$2; shift ;;
+    -h | --help) sed -n '2,/^set /p' "$0" | sed -n '/^#/p' | sed 's/^# \{0,1\}//'; exit 0 ;;
     *) echo "run.sh: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
   shift
@@ -30,11 +36,11 @@ if [ -f "$root/CMakeLists.txt" ]; then
 else
   bin="$root/bin" tests="$root/tests/bin" # an installed folder
 fi
-[ -x "$tests/gpu_transport_test" ] || { echo "run.sh: no gpu_transport_test in $tests: build target tandem_gpu_tests first" >&2; exit 2; }
+[ "$cpu" -eq 1 ] || [ -x "$tests/gpu_transport_test" ] || { echo "run.sh: no gpu_transport_test in $tests: build target tandem_gpu_tests first" >&2; exit 2; }
 if [ -z "$results" ]; then results=$(mktemp -d /tmp/tandem-multi-gpu-XXXXXX); fi
 mkdir -p "$results" || exit 2
 cards=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
-if [ "$cards" -lt 2 ]; then
+if [ "$cpu" -eq 0 ] && [ "$cards" -lt 2 ]; then
   echo "skipped: this machine has $cards card(s), two are needed"
   echo "0 passed, 0 failed, 1 skipped"
   exit 0
@@ -48,37 +54,78 @@ for folder in ${nvidia:+"$nvidia/cu13/lib" "$nvidia/nccl/lib"} \
 done
 export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:-}"
 
-passed=0 failed=0
-# run_one NAME SECONDS COMMAND...: output to a log; shown when it fails.
+passed=0 failed=0 started=$SECONDS
+wanted() { case ",$only," in *",$1,"*) return 0 ;; esac; return 1; }
+# run_one NAME SECONDS COMMAND...: output to a log; the end of it is shown when it fails.
 run_one() {
-  local name=$1 limit=$2 code=0
+  local name=$1 limit=$2 code=0 begin=$SECONDS left=$((within - (SECONDS - started)))
   shift 2
-  timeout "$limit" "$@" >"$results/$name.log" 2>&1 </dev/null || code=$?
+  if [ "$left" -lt 5 ]; then
+    failed=$((failed + 1))
+    echo "  FAILED  $name: left out, the $within seconds are up"
+    return
+  fi
+  timeout "$((limit < left ? limit : left))" "$@" >"$results/$name.log" 2>&1 </dev/null || code=$?
   if [ "$code" -eq 0 ]; then
     passed=$((passed + 1))
-    echo "  ok      $name"
+    echo "  ok      $name, $((SECONDS - begin)) s"
   else
     failed=$((failed + 1))
-    echo "  FAILED  $name, exit code $code, log $results/$name.log"
-    grep -E -A8 'Failure$|FAILED|error' "$results/$name.log" | head -40
+    echo "  FAILED  $name, exit code $code after $((SECONDS - begin)) s, log $results/$name.log"
+    grep -E -A8 'Failure$|FAILED|MISSING|[Ee]rror' "$results/$name.log" | head -40
   fi
 }
 
-echo "== links"
-nvidia-smi topo -m 2>/dev/null | head -$((cards + 1))
-echo "== two processes, GPU 0 and GPU 1: both directions, either side killed, a frozen receiver"
-TANDEM_PEER_GPU=1 run_one transport 300 "$tests/gpu_transport_test" --gtest_filter='Kinds*'
-if [ -x "$bin/tandem-router" ] && [ -f "$root/tests/integration/harness.py" ]; then
-  echo "== clusters: prefill on GPU 0, decode on GPU 1, over each transport"
-  quick_option=(); if [ "$quick" -eq 1 ]; then quick_option=(--quick); fi
-  TANDEM_TEST_BIN="$bin" run_one clusters 600 python3 "$root/tests/multi_gpu/cluster_check.py" "${quick_option[@]}"
-  grep -E '^(ok|FAILED|  )' "$results/clusters.log" | head -60
+here="$root/tests/multi_gpu"
+devices=cuda:0,cuda:1 small=() model=qwen2-7b checked=(--model chat-6m) formats=() largest=1024 requests=300
+if [ -n "${TANDEM_SMOLLM2:-}" ]; then checked=(--model smollm2); fi
+if [ "$quick" -eq 1 ]; then formats=(--format bf16) largest=64 requests=100 model=qwen2-7b:8; fi
+export TANDEM_TEST_BIN="$bin"
+if [ "$cpu" -eq 1 ]; then
+  devices=cpu,cpu only=clusters,exposed,topologies model=chat-6m requests=40
+  small=(--kv-memory 64MiB)
 fi
-if [ "$bench" -eq 1 ] && [ -x "$tests/multi_gpu_transport_bench" ]; then
-  echo "== transfers by message size, against plain peer copies and plain NCCL sends"
-  largest=1024; if [ "$quick" -eq 1 ]; then largest=64; fi
-  run_one bench 300 "$tests/multi_gpu_transport_bench" --from 0 --to 1 --largest "$largest" --variants ipc,nccl
-  cat "$results/bench.log"
+
+if wanted links; then
+  echo "== links"
+  nvidia-smi topo -m 2>/dev/null | head -$((cards + 1))
+  run_one doctor 60 "$bin/tandem" doctor
+  grep -iE 'nvlink|peer|link' "$results/doctor.log" | head -20
+fi
+if wanted transport; then
+  echo "== two processes, GPU 0 and GPU 1: both directions, either side killed, a frozen receiver"
+  TANDEM_PEER_GPU=1 run_one transport 120 "$tests/gpu_transport_test" --gtest_filter='Kinds*'
+fi
+if wanted clusters && [ -x "$bin/tandem-router" ]; then
+  echo "== clusters: prefill on one device, decode on the other, over each transport: same tokens, roles killed and frozen"
+  if [ "$cpu" -eq 0 ]; then # made-up weights first: the shape that matters, without its depth
+    run_one clusters-qwen2-7b 400 python3 "$here/cluster_check.py" --devices "$devices" --model qwen2-7b:4 --only tokens --jobs 4 \
+      --kv-memory 1GiB --memory-share 0.15 "${formats[@]}"
+  fi
+  run_one clusters-tokens 300 python3 "$here/cluster_check.py" --devices "$devices" "${checked[@]}" --only tokens \
+    --jobs "$((cpu == 1 ? 1 : 4))" --memory-share 0.1 "${formats[@]}"
+  run_one clusters-faults 600 python3 "$here/cluster_check.py" --devices "$devices" "${checked[@]}" --only faults
+  cat "$results"/clusters-*.log | grep -E '^(ok|FAILED|  )' | cut -c1-300 | head -120
+fi
+if [ "$bench" -eq 1 ]; then
+  if wanted bench && [ -x "$bin/tandem" ]; then
+    echo "== KV pushes by message size, one way and both ways, against plain peer copies, plain NCCL sends and ucx_perftest"
+    run_one bench 400 "$bin/tandem" bench transfer --from 0 --to 1 --largest "$largest" --transport cuda_ipc --transport nccl --transport ucx
+    cat "$results/bench.log"
+  fi
+  if wanted exposed; then
+    echo "== what is left of the push when a prompt is computed"
+    run_one exposed 300 python3 "$here/exposed.py" --devices "$devices" --model "$model" --json "$results/exposed.json" "${small[@]}"
+    cat "$results/exposed.log"
+  fi
+  if wanted topologies; then
+    echo "== topologies against colocated nodes, on the Azure conversation trace"
+    scale=(--time-scale 0.5)
+    if [ "$cpu" -eq 1 ]; then scale=(--time-scale 0.2 --length-scale 0.1 --max-prompt 1000 --max-output 64 --slo-itl-ms 100 --slo-ttft-ms 1000); fi
+    run_one topologies 1200 python3 "$here/topologies.py" --devices "$devices" --model "$model" --requests "$requests" \
+      --json "$results/topologies.json" "${scale[@]}" "${small[@]}"
+    cat "$results/topologies.log" | grep -v '^{' | cut -c1-220
+  fi
 fi
 echo "$passed passed, $failed failed, 0 skipped"
 [ "$failed" -eq 0 ]
