@@ -96,9 +96,10 @@ Result<Sequence*> DecodeScheduler::State::try_reserve(const control::Reserve& m)
                         "transfer " + std::to_string(transfer.value) + " is already open",
                         "transfer_id");
   }
-  if (fenced.contains({m.prefill_generation(), 0})) {
-    return tandem::fail(ErrorCode::kUnavailable, "that prefill node's generation is fenced here",
-                        "prefill_generation");
+  // The router names only nodes that it has admitted, and what it says arrives in order: one that
+  // was gone, frozen or out of reach, has come back as the same process.
+  if (fenced.remove({m.prefill_generation(), 0})) {
+    deps.transport.readmit(Generation{m.prefill_generation()});
   }
   TANDEM_ASSIGN(node::Task task, node::parse_task(m.task(), options.limits));
   if (task.new_tokens_left == 0) {

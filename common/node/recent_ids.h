@@ -23,6 +23,11 @@ class RecentIds {
       order_.pop_front();
     }
   }
+  bool remove(Key key) {
+    if (keys_.erase(key) == 0) return false;
+    std::erase(order_, key);
+    return true;
+  }
   [[nodiscard]] bool contains(Key key) const { return keys_.contains(key); }
   void clear() {
     keys_.clear();

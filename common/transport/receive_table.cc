@@ -118,9 +118,17 @@ void ReceiveTable::shut_out(Generation sender) {
   }
 }
 
-void ReceiveTable::fence(Generation sender) {
-  shut_out(sender);
+void ReceiveTable::end_shut_out(Generation sender) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!fenced_.contains(sender)) return;
+  }
   end_all(sender, make_error(ErrorCode::kTransport, "the sender's generation was fenced"));
+}
+
+void ReceiveTable::readmit(Generation sender) {
+  std::lock_guard lock(mutex_);
+  if (fenced_.erase(sender) > 0) std::erase(fenced_order_, sender);
 }
 
 void ReceiveTable::sender_lost(Generation sender, const Error& error) { end_all(sender, error); }

@@ -26,7 +26,7 @@ struct Answer {
 // Receiving half of every transport: decides which frame may be written where. The only code that
 // writes into receive destinations, always under its mutex and after the payload's checksum held,
 // so that close() is a barrier. Any thread; events are raised on the thread that calls deliver(),
-// sweep() or fence(), outside the mutex.
+// sweep() or end_shut_out(), outside the mutex.
 class ReceiveTable {
  public:
   ReceiveTable(const TransportDeps& deps, AtomicCounters& counters);
@@ -35,8 +35,9 @@ class ReceiveTable {
   void close(TransferId id);
   // Refuses every frame of this sender from now on; a barrier like close(), raises nothing.
   void shut_out(Generation sender);
-  // shut_out(), and its open receives fail.
-  void fence(Generation sender);
+  // Its open receives fail, unless it was readmitted since it was shut out.
+  void end_shut_out(Generation sender);
+  void readmit(Generation sender);
   // The connection to this sender broke: its open receives fail, but it may come back.
   void sender_lost(Generation sender, const Error& error);
   void sweep(TimePoint now);

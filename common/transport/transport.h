@@ -133,6 +133,9 @@ class Transport {
   // Drops every open receive of that sender (each ends in on_receive_failed) and all its later
   // frames.
   virtual void fence(Generation sender) = 0;
+  // That sender was let back in under its old generation: it may be named by open_receive() again.
+  // What fence() ended stays ended, and transfer ids never repeat, so nothing of before can land.
+  virtual void readmit(Generation sender) = 0;
 
   // Fails when too many sends are open (kQueueFull) or the address is malformed; connecting itself
   // is asynchronous and fails through on_send_failed.

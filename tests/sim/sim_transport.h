@@ -50,6 +50,7 @@ class SimTransport final : public transport::Transport {
   [[nodiscard]] Status open_receive(transport::ReceivePlan plan) override;
   void close_receive(TransferId id) override;
   void fence(Generation sender) override;
+  void readmit(Generation sender) override { fenced_.erase(sender); }
   [[nodiscard]] Status open_send(const transport::SendSpec& spec) override;
   [[nodiscard]] Status post_pages(TransferId id, uint32_t layer, uint32_t first_page,
                                   std::span<const std::span<const std::byte>> pages) override;

@@ -97,6 +97,7 @@ class DirectTransport final : public Transport {
     receives_.shut_out(sender);
     push(Fence{sender});
   }
+  void readmit(Generation sender) override { receives_.readmit(sender); }
   Status open_send(const SendSpec& spec) override;
   Status post_pages(TransferId id, uint32_t layer, uint32_t first_page,
                     std::span<const std::span<const std::byte>> pages) override {
@@ -168,7 +169,7 @@ class DirectTransport final : public Transport {
   void handle(End&& e) {
     if (const auto route = sends_.end(e.id, e.error)) tell(*route, e.kind, e.error);
   }
-  void handle(Fence&& f) { receives_.fence(f.sender); }
+  void handle(Fence&& f) { receives_.end_shut_out(f.sender); }
   void tell(const SendTable::Route& route, KvFrameKind kind, const Error& error);
   void forget_posts(size_t count) {
     if (count == 0) return;

@@ -81,8 +81,9 @@ class InprocTransport final : public Transport {
   void close_receive(TransferId id) override { receives_.close(id); }
   void fence(Generation sender) override {
     receives_.shut_out(sender);
-    hub_->act(this, [this, sender] { receives_.fence(sender); });
+    hub_->act(this, [this, sender] { receives_.end_shut_out(sender); });
   }
+  void readmit(Generation sender) override { receives_.readmit(sender); }
 
   Status open_send(const SendSpec& spec) override {
     if (!spec.address.starts_with(kScheme)) {

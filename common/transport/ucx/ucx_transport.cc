@@ -133,6 +133,7 @@ class UcxTransport final : public Transport {
     receives_.shut_out(sender);
     push(Fence{sender});
   }
+  void readmit(Generation sender) override { receives_.readmit(sender); }
   Status open_send(const SendSpec& spec) override {
     TANDEM_TRY(parse_ucx_address(spec.address));
     TANDEM_TRY(sends_.open(spec));
@@ -218,7 +219,7 @@ class UcxTransport final : public Transport {
   void handle(End&& e) {
     if (const auto route = sends_.end(e.id, e.error)) tell(*route, e.kind, e.error);
   }
-  void handle(Fence&& f) { receives_.fence(f.sender); }
+  void handle(Fence&& f) { receives_.end_shut_out(f.sender); }
 
   template <typename P>
   void enqueue(P&& post) {

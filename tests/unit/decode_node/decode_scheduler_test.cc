@@ -329,9 +329,24 @@ TEST_F(DecodeSchedulerTest, AGoneWriterIsFencedAndItsLeasesEnd) {
   ASSERT_EQ(failures_.size(), 1U);
   EXPECT_EQ(failures_[0].request_id(), 1U);
   EXPECT_EQ(node_->wire().open_receives(), 1U);
-  node_->receive(reserve_message(9, 3, request(40, 5), 50));
-  EXPECT_FALSE(replies_.back().granted());
   cancel(2);
+  ASSERT_TRUE(run_idle());
+  expect_pool_empty();
+}
+
+// A prefill node that was frozen comes back as the same process, with its old generation.
+TEST_F(DecodeSchedulerTest, AGoneWriterThatTheRouterNamesAgainIsLetIn) {
+  start();
+  node_->receive(reserve_message(7, 1, request(40, 5), 50));
+  control::ToNode gone;
+  gone.mutable_peer_gone()->set_node_id("prefill-0");
+  gone.mutable_peer_gone()->set_generation(50);
+  node_->receive(gone);
+  EXPECT_EQ(node_->wire().open_receives(), 0U);
+  node_->receive(reserve_message(9, 3, request(40, 5), 50));
+  EXPECT_TRUE(replies_.back().granted());
+  EXPECT_EQ(node_->wire().open_receives(), 1U);
+  cancel(3);
   ASSERT_TRUE(run_idle());
   expect_pool_empty();
 }

@@ -495,6 +495,30 @@ TYPED_TEST_P(TransportSuite, AFencedSenderLosesItsTransfersAndCannotWriteAgain) 
             ErrorCode::kUnavailable);
 }
 
+TYPED_TEST_P(TransportSuite, AReadmittedSenderWritesNewTransfersAndNoOldOne) {
+  const TransferId old{1};
+  Pages from(kLayout, 2, 0, 9);
+  Pages before(kLayout, 2, 0);
+  ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(old, before)));
+  ASSERT_TRUE(this->sender_.transport->open_send(this->spec(old, from)));
+  this->receiver_.transport->fence(this->sender_.generation);
+  ASSERT_TRUE(this->backend_.until([&] { return this->receiver_.events.events(old) > 0; }));
+  this->receiver_.transport->readmit(this->sender_.generation);
+  (void)this->post_layer(old, from, 0, 0, 2);
+  ASSERT_TRUE(this->both_ended(old));
+  EXPECT_TRUE(before.untouched());
+  EXPECT_FALSE(this->receiver_.transport->open_receive(this->plan(old, before)));
+  const TransferId fresh{2};
+  Pages into(kLayout, 2, 0);
+  ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(fresh, into)));
+  ASSERT_TRUE(this->sender_.transport->open_send(this->spec(fresh, from)));
+  for (uint32_t layer = 0; layer < 3; ++layer)
+    ASSERT_TRUE(this->post_layer(fresh, from, layer, 0, 2));
+  ASSERT_TRUE(this->sender_.transport->post_commit(fresh, ""));
+  ASSERT_TRUE(this->both_ended(fresh));
+  EXPECT_TRUE(into == from);
+}
+
 TYPED_TEST_P(TransportSuite, ReplayedFramesAreDroppedAndCounted) {
   const TransferId id{1};
   Pages from(kLayout, 2, 0, 9);
@@ -634,7 +658,8 @@ REGISTER_TYPED_TEST_SUITE_P(
     DeadlinesEndBothSidesOfASilentTransfer, AFailedPostReachesTheReceiverAsAnErrorFrame,
     PostsThatContradictTheSpecAreRefused, OpensAreCheckedAndBounded,
     AnotherKvLayoutFailsTheTransferOnBothSides, FramesOfAnotherGenerationAreDroppedAndCounted,
-    AFencedSenderLosesItsTransfersAndCannotWriteAgain, ReplayedFramesAreDroppedAndCounted,
+    AFencedSenderLosesItsTransfersAndCannotWriteAgain,
+    AReadmittedSenderWritesNewTransfersAndNoOldOne, ReplayedFramesAreDroppedAndCounted,
     HostileFramesAreCountedAndChangeNothing, AFrameOutsideItsReservationFailsThatTransferOnly,
     ADeadReceiverFailsItsTransfersWithinASecond, AReceiverThatCameBackIsReachedAtItsNewAddress,
     NamesWhatIsInUse);
