@@ -177,7 +177,7 @@ def failures_seen(metrics):
     for (name, labels), value in metrics.items():
         outcome = dict(labels).get("outcome")
         if name in ("tandem_prefill_prompts_total", "tandem_decode_reservations_total") and value and \
-                outcome not in ("ok", "admitted"):
+                outcome not in ("ok", "granted"):
             out[outcome] = out.get(outcome, 0) + value
     return out
 

@@ -1,6 +1,7 @@
 #include "tools/bench/device_command.h"
 
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 #include <iostream>
 #include <memory>
 
@@ -72,22 +73,42 @@ void steps(StepFlags& flags) {
 
 struct TransferFlags {
   TransferBenchOptions options;
+  std::string from = "0";
+  std::string to = "0";
   bool json = false;
-  std::vector<std::string> receive;  // transport, device, MiB, folders …: the other end
+  std::vector<std::string> receive;  // transport, device, MiB, UCX_TLS, folders …: the other end
 };
 
-void transfer(const TransferFlags& flags) {
+int place_of(const std::string& text) {
+  if (text == "cpu") return -1;
+  const std::string digits = text.starts_with("cuda:") ? text.substr(5) : text;
+  if (!digits.empty() && digits.size() < 4 &&
+      digits.find_first_not_of("0123456789") == std::string::npos) {
+    return std::atoi(digits.c_str());
+  }
+  stop("transfer", make_error(ErrorCode::kInvalidArgument,
+                              "'" + text + "' is no place: use a card's index or cpu"));
+}
+
+void transfer(TransferFlags& flags) {
   if (!flags.receive.empty()) {
     const auto& words = flags.receive;
-    if (words.size() < 3)
+    if (words.size() < 4)
       stop("transfer", make_error(ErrorCode::kInvalidArgument, "--receive is not for users"));
     const auto number = [](const std::string& text) {
       return static_cast<uint32_t>(std::strtoul(text.c_str(), nullptr, 10));
     };
-    const Status done = receive_transfers(words[0], static_cast<int>(number(words[1])),
-                                          number(words[2]), {words.begin() + 3, words.end()});
+    const TransferPlace place{words[0], std::atoi(words[1].c_str()), number(words[2]),
+                              words[3] == "-" ? std::string() : words[3]};
+    const Status done = serve_transfers(place, {words.begin() + 4, words.end()});
     if (!done) stop("transfer", done.error());
     return;
+  }
+  flags.options.from = place_of(flags.from);
+  flags.options.to = place_of(flags.to);
+  if ((flags.options.from < 0) != (flags.options.to < 0)) {
+    stop("transfer",
+         make_error(ErrorCode::kInvalidArgument, "either both ends or none lie on cpu"));
   }
   Printer printer(flags.json);
   const auto ceilings = bench_transfers(
@@ -98,14 +119,17 @@ void transfer(const TransferFlags& flags) {
 
 void add_transfer_command(CLI::App& bench) {
   CLI::App* command = bench.add_subcommand(
-      "transfer", "Measure how fast KV travels between two processes, by message size");
+      "transfer",
+      "Measure how fast KV travels between two processes, one way and both ways, by message size");
   auto flags = std::make_shared<TransferFlags>();
   TransferBenchOptions& o = flags->options;
-  command->add_option("--from", o.from, "Card of the sending process")
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--to", o.to, "Card of the receiving process; may be the same")
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--transport", o.transports, "cuda_ipc, nccl; may be repeated");
+  command->add_option("--from", flags->from, "Card of this process, or cpu");
+  command->add_option("--to", flags->to,
+                      "Card of the other process, which may be the same; or cpu");
+  command->add_option("--transport", o.transports,
+                      "cuda_ipc, nccl, ucx; may be repeated. Host memory travels over ucx only");
+  command->add_option("--ucx-tls", o.ucx_tls, "Transports UCX may use, as in UCX_TLS");
+  command->add_option("--perftest", o.perftest, "UCX's own benchmark, run beside ucx; empty: none");
   command->add_option("--largest", o.largest_mib, "Largest message in MiB")
       ->check(CLI::Range(1, 16384));
   command->add_option("--libraries", o.libraries, "Folders searched for NCCL first");

@@ -25,8 +25,8 @@ Result<Ceilings> bench_transfers(const TransferBenchOptions& /*options*/,
                                  const RowSink& /*sink*/) {
   return not_built();
 }
-Status receive_transfers(const std::string& /*transport*/, int /*device*/, uint32_t /*largest*/,
-                         const std::vector<std::string>& /*libraries*/) {
+Status serve_transfers(const TransferPlace& /*place*/,
+                       const std::vector<std::string>& /*libraries*/) {
   return not_built();
 }
 
