@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "common/base/clock.h"
 #include "common/base/unique_handle.h"
 
 namespace tandem::transport {
@@ -187,13 +188,13 @@ void UcxWorker::Impl::reap_closed() {
 // bug and aborts. Nothing waits when a flush is done at once; false when a peer that does not read
 // keeps that from happening.
 bool UcxWorker::Impl::drain() {
-  const auto give_up = std::chrono::steady_clock::now() + kDrain;
-  while (std::chrono::steady_clock::now() < give_up) {
+  const SteadyClock clock;
+  const TimePoint give_up = clock.now() + kDrain;
+  while (clock.now() < give_up) {
     ucp_request_param_t param{};
     void* request = ucp_worker_flush_nbx(worker.get(), &param);
     if (!UCS_PTR_IS_PTR(request)) return request == nullptr;
-    while (ucp_request_check_status(request) == UCS_INPROGRESS &&
-           std::chrono::steady_clock::now() < give_up) {
+    while (ucp_request_check_status(request) == UCS_INPROGRESS && clock.now() < give_up) {
       ucp_worker_progress(worker.get());
     }
     ucp_request_free(request);
