@@ -6,6 +6,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/exit.h"
+#include "common/base/process_limits.h"
 #include "common/config/config.h"
 #include "common/obs/log.h"
 #include "router/app/router.h"
@@ -35,6 +36,7 @@ int run(const Arguments& arguments) {
   sigaddset(&signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
+  prepare_process_limits();
 
   const SteadyClock clock;
   Result<std::unique_ptr<LogSink>> sink = LogSink::open(config->log.file, clock);

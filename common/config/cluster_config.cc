@@ -96,7 +96,8 @@ void describe(SchemaVisitor& v, HttpSettings& c) {
           .example = "32KiB"},
          c.max_header, {kib(1), mib(1)});
   v.integer({.key = "max_connections",
-             .doc = "Connections open at once; further ones get 503 at once.",
+             .doc = "Connections open at once; further ones get 503 at once. Fewer where the "
+                    "limit on open files (ulimit -n) does not allow as many.",
              .example = "4096"},
             c.max_connections, kCount);
   v.duration(

@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -14,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/base/process_limits.h"
 #include "common/net/http_connection.h"
 #include "common/net/http_head.h"
 #include "common/net/io_thread.h"
@@ -26,11 +28,25 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
 
-constexpr size_t kMaxTurnedAway = 64;  // connections over the limit that get a 503, at once
+// Descriptors that connections leave to everything else: files, nodes, and those turned away.
+constexpr uint64_t kReservedFiles = 256;
 
 uint32_t thread_count(uint32_t configured) {
   if (configured != 0) return configured;
   return std::thread::hardware_concurrency() >= 4 ? 2 : 1;
+}
+
+// A process that has run out of descriptors can accept nobody, not even to say so.
+uint64_t reserved_files() { return std::min(kReservedFiles, open_file_limit() / 2); }
+
+HttpSettings within_file_limit(HttpSettings settings, const Logger& log) {
+  const uint64_t most = open_file_limit() - reserved_files();
+  if (settings.max_connections <= most) return settings;
+  log.warning("connections_limited", {{"max_connections", settings.max_connections},
+                                      {"possible", most},
+                                      {"reason", "the limit on open files (ulimit -n)"}});
+  settings.max_connections = static_cast<uint32_t>(std::max<uint64_t>(most, 1));
+  return settings;
 }
 
 Result<std::unique_ptr<asio::ssl::context>> make_tls(const TlsSettings& settings) {
@@ -114,7 +130,9 @@ class Server final : public HttpServer {
  public:
   Server(const HttpSettings& settings, HttpHandler handler, HttpServerDeps deps,
          std::unique_ptr<asio::ssl::context> tls)
-      : shared_(settings, std::move(handler), deps), tls_(std::move(tls)) {
+      : shared_(within_file_limit(settings, deps.log), std::move(handler), deps),
+        tls_(std::move(tls)),
+        max_turned_away_(std::clamp<uint64_t>(reserved_files() / 4, 1, 64)) {
     const uint32_t threads = thread_count(settings.threads);
     for (uint32_t i = 0; i < threads; ++i) {
       loops_.push_back(std::make_unique<IoThread>("http-" + std::to_string(i)));
@@ -199,7 +217,7 @@ class Server final : public HttpServer {
       return;
     }
     shared_.rejected.with({"too_many_connections"}).add();
-    if (tls_ || *turned_away_ >= kMaxTurnedAway) return;  // closes the socket
+    if (tls_ || *turned_away_ >= max_turned_away_) return;  // closes the socket
     shared_.answered_alone(503);
     asio::post(loops_[turn]->context(), [count = turned_away_, s = std::move(socket)]() mutable {
       std::make_shared<TurnedAway>(std::move(s), std::move(count))->start();
@@ -212,6 +230,7 @@ class Server final : public HttpServer {
   std::vector<std::unique_ptr<HttpWorker>> workers_;
   std::optional<tcp::acceptor> acceptor_;
   std::optional<asio::steady_timer> pause_;
+  const size_t max_turned_away_;  // connections over the limit that get a 503, at once
   std::shared_ptr<std::atomic<size_t>> turned_away_ = std::make_shared<std::atomic<size_t>>(0);
   uint16_t port_ = 0;
   size_t next_ = 0;

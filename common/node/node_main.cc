@@ -11,6 +11,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/exit.h"
+#include "common/base/process_limits.h"
 #include "common/config/config.h"
 #include "common/obs/log.h"
 #include "common/obs/metrics.h"
@@ -97,6 +98,7 @@ int node_main(int argc, char** argv, const NodeMain& main) {
   const sigset_t signals = end_signals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
+  prepare_process_limits();
   const auto config = load_cluster_config(flags.config, process_environment());
   if (!config) return report_exit(main.binary, config.error());
   if (flags.print_config) {

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import signal
 import socket
 import ssl
@@ -96,8 +97,9 @@ def strict_json(data):
 class Cluster:
     """A cluster under `tandem up`, in a folder of its own. Use as a context manager."""
 
-    def __init__(self, folder, config=None, env=None, ready_timeout=60):
+    def __init__(self, folder, config=None, env=None, ready_timeout=60, limits=None):
         self.folder = pathlib.Path(folder)
+        self.limits = limits or {}  # resource.RLIMIT_…: (soft, hard), of every process
         self.folder.mkdir(parents=True, exist_ok=True)
         self.run_dir = self.folder / "run"
         base = {
@@ -129,7 +131,7 @@ class Cluster:
         self.process = subprocess.Popen(
             [str(BIN / "tandem"), "up", str(self.config_path), "--run-dir", str(self.run_dir), "--timeout",
              str(self.ready_timeout)], stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL, env=self.env,
-            start_new_session=True)
+            start_new_session=True, preexec_fn=lambda: [resource.setrlimit(*limit) for limit in self.limits.items()])
 
     def __exit__(self, kind, *_):
         code = self.stop()

@@ -1,5 +1,6 @@
 """What dies, leaves, stalls or talks nonsense, and what everybody else then sees."""
 import os
+import resource
 import signal
 import socket
 import struct
@@ -273,6 +274,34 @@ def test_a_client_that_does_not_read_is_let_go(start):
     assert other["usage"]["completion_tokens"] == 8
     cluster.wait_idle(60)
     connection.close()
+
+
+@pytest.mark.parametrize("soft, hard, opened", [(128, 128, False), (128, 2048, True)])
+def test_more_connections_than_open_files(soft, hard, opened, start):
+    """The system's limit is raised as far as it goes; where it ends, the surplus is told so and the rest is served."""
+    cluster = start(limits={resource.RLIMIT_NOFILE: (soft, hard)})
+    kept = cluster.connection()
+    kept.connect()
+    idle, refused = [], 0
+    for _ in range(200):
+        idle.append(socket.create_connection(cluster.address(), timeout=10))
+    for connection in idle:
+        connection.settimeout(0.01)
+        try:
+            refused += connection.recv(100).startswith(b"HTTP/1.1 503")
+        except TimeoutError:
+            pass  # nobody refused it
+        except OSError:
+            pass
+    assert (refused == 0) == opened
+    kept.request("GET", "/health/live")
+    begin = time.monotonic()
+    assert kept.getresponse().status == 200
+    assert time.monotonic() - begin < 3 * SLOWDOWN
+    for connection in idle:
+        connection.close()
+    wait_until(lambda: cluster.get("/health/live").status == 200, 10, "room again")
+    assert cluster.completion(prompt=PROMPT, max_tokens=4, ignore_eos=True)["usage"]["completion_tokens"] == 4
 
 
 def test_a_full_queue_says_429_and_recovers(start):

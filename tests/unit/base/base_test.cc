@@ -1,6 +1,11 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
+#include <cstdlib>
 #include <set>
 #include <thread>
 
@@ -8,6 +13,7 @@
 #include "common/base/clock.h"
 #include "common/base/dtype.h"
 #include "common/base/ids.h"
+#include "common/base/process_limits.h"
 #include "common/base/result.h"
 #include "common/base/unique_handle.h"
 #include "common/base/utf8.h"
@@ -113,6 +119,31 @@ TEST(Utf8, RefusesOverlongSurrogateTruncatedAndStrayBytes) {
         "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "\xe2\x82", "\xe2\x28\xa1", "\xc3"}) {
     EXPECT_FALSE(is_valid_utf8(bad)) << bad;
   }
+}
+
+// Exits with 0 when both limits behave; in a process of its own.
+[[noreturn]] void check_process_limits() {
+  rlimit files{};
+  getrlimit(RLIMIT_NOFILE, &files);
+  files.rlim_cur = 64;
+  setrlimit(RLIMIT_NOFILE, &files);
+  if (open_file_limit() != 64) std::exit(1);
+  prepare_process_limits();
+  if (files.rlim_max != RLIM_INFINITY && open_file_limit() != files.rlim_max) std::exit(2);
+
+  char path[] = "/tmp/tandem-limits-XXXXXX";
+  const int fd = mkstemp(path);
+  unlink(path);
+  const rlimit size{.rlim_cur = 8, .rlim_max = 8};
+  setrlimit(RLIMIT_FSIZE, &size);
+  const char text[] = "0123456789";
+  if (write(fd, text, 8) != 8) std::exit(3);
+  if (write(fd, text, 8) != -1 || errno != EFBIG) std::exit(4);
+  std::_Exit(0);  // a sanitizer's report could not be written either
+}
+
+TEST(ProcessLimitsDeathTest, FilesAreRaisedAndAFullLogIsAnErrorOnly) {
+  EXPECT_EXIT(check_process_limits(), testing::ExitedWithCode(0), "");
 }
 
 TEST(ManualClock, MovesOnlyWhenTold) {

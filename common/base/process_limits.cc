@@ -1,0 +1,23 @@
+#include "common/base/process_limits.h"
+
+#include <sys/resource.h>
+
+#include <csignal>
+
+namespace tandem {
+
+uint64_t open_file_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return UINT64_MAX;
+  return limit.rlim_cur == RLIM_INFINITY ? UINT64_MAX : limit.rlim_cur;
+}
+
+void prepare_process_limits() {
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  (void)setrlimit(RLIMIT_NOFILE, &limit);  // open_file_limit() tells what came of it
+}
+
+}  // namespace tandem

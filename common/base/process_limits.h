@@ -1,0 +1,14 @@
+#pragma once
+
+#include <cstdint>
+
+namespace tandem {
+
+// How many descriptors this process may hold.
+[[nodiscard]] uint64_t open_file_limit();
+
+// To be called first in main(): raises that number to what the system allows (services often begin
+// with 1024), and lets a write to a file over its size limit fail instead of ending the process.
+void prepare_process_limits();
+
+}  // namespace tandem
