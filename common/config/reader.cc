@@ -97,14 +97,15 @@ ConfigReader::ConfigReader(const YamlNode& root, std::string_view source, std::s
 void ConfigReader::finish() {
   report_unknown_keys(scopes_.front());
   // A misspelled variable is refused like a misspelled key, but only where it can be meant for us:
-  // below the name of a section.
+  // at or below the name of a section.
   for (const auto& variable : environment_) {
     const std::string& name = variable.first;
     if (!name.starts_with("TANDEM_") || used_variables_.contains(name)) continue;
-    const bool ours = std::any_of(scopes_.front().keys.begin(), scopes_.front().keys.end(),
-                                  [&](const std::string& section) {
-                                    return name.starts_with(environment_name(section) + "_");
-                                  });
+    const bool ours = std::any_of(
+        scopes_.front().keys.begin(), scopes_.front().keys.end(), [&](const std::string& section) {
+          const std::string variable_of = environment_name(section);
+          return name == variable_of || name.starts_with(variable_of + "_");
+        });
     if (!ours || is_service_link(environment_, name)) continue;
     std::string nearest;
     size_t best = 4;

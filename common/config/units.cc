@@ -137,6 +137,11 @@ Result<uint64_t> parse_integer(std::string_view text) {
   if (error != std::errc{} || end != text.data() + text.size()) {
     return fail(ErrorCode::kConfig, "'" + std::string(text) + "' is not a whole number");
   }
+  // Eight for readers of YAML 1.1, ten for those of 1.2.
+  if (text.size() > 1 && text.front() == '0') {
+    return fail(ErrorCode::kConfig,
+                "'" + std::string(text) + "' begins with a zero; write it without");
+  }
   return value;
 }
 

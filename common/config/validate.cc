@@ -75,6 +75,10 @@ void validate_node(const NodeSettings& node, uint32_t chunk_tokens, const std::s
     report(key + ".name",
            "'" + node.name + "' is not a name; use up to 63 letters, digits, '-', '_' and '.'");
   }
+  // Names of files beside the nodes' own in the run directory.
+  if (node.name == "router" || node.name == "supervisor") {
+    report(key + ".name", "'" + node.name + "' means another process; choose another name");
+  }
   const auto [it, added] = names.emplace(node.name, key);
   if (!added) report(key + ".name", "'" + node.name + "' is the name of " + it->second + " too");
   if (!node.router.empty()) {

@@ -109,6 +109,9 @@ TEST(ClusterFile, BadVariablesAreNamed) {
               HasSubstr("did you mean TANDEM_ROUTER_HTTP_PORT?"));
   EXPECT_THAT(refusal(model, {{"TANDEM_PREFILL_1_THREADS", "1"}}),
               HasSubstr("TANDEM_PREFILL_1_THREADS: belongs to no key"));
+  // A section as a whole has no variable: TANDEM_MODEL is meant for model.path.
+  EXPECT_THAT(refusal(model, {{"TANDEM_MODEL", "m"}}),
+              HasSubstr("environment variable TANDEM_MODEL: belongs to no key"));
 }
 
 TEST(ClusterFile, ServiceLinksOfKubernetesAreNobodysSetting) {
@@ -149,6 +152,7 @@ TEST(ClusterFile, WrongTypesUnitsAndRangesAreRefused) {
            {"router: {http: {port: \"80\"}}", "remove the quotes"},
            {"router: {http: {port: 99999999999999999999}}", "too large"},
            {"router: {http: {port: [80]}}", "wants a single value, not a list"},
+           {"router: {http: {port: 08000}}", "'08000' begins with a zero"},
            {"router: {http: {port: }}", "has no value"},
            {"router: {http: {idle_timeout: 3}}", "'3' has no unit"},
            {"router: {http: {idle_timeout: 3MiB}}", "not a unit of a duration"},
@@ -169,6 +173,8 @@ TEST(ClusterFile, WrongTypesUnitsAndRangesAreRefused) {
            {"decode: [{name: \"a b\"}]", "is not a name"},
            {"decode: [{name: \"a\\nb\"}]", "control characters"},
            {"decode: [{name: a}, {name: a}]", "'a' is the name of decode[0] too"},
+           {"decode: [{name: router}]", "'router' means another process"},
+           {"prefill: [{name: supervisor}]", "'supervisor' means another process"},
            {"decode: [{cpus: [0, 0]}]", "names a CPU twice"},
            {"decode: [{cpus: [0], threads: 2}]", "decode[0].threads"},
            {"prefill: [{chunk_tokens: 4096}]", "must not be above max_batch_tokens"},
