@@ -59,7 +59,8 @@ struct GgufTensor {
 // into the bytes it was parsed from, which must outlive it.
 class GgufFile {
  public:
-  // Checks every count, length, offset, type, duplicate name and overlap. `name` is for errors.
+  // Checks every count, length, offset, type, duplicate name, overlap and gap. `name` is for
+  // errors.
   [[nodiscard]] static Result<GgufFile> parse(std::span<const std::byte> file,
                                               std::string_view name);
 

@@ -183,6 +183,21 @@ Status read_windows(const Keys& keys, ModelConfig& c) {
   return {};
 }
 
+// In any layer: one that lacks it is then named as incomplete, and not computed without.
+bool has_any(const GgufTensors& tensors, uint32_t layers,
+             std::initializer_list<std::string_view> names) {
+  for (uint32_t i = 0; i < layers; ++i)
+    for (const std::string_view name : names)
+      if (tensors.contains("blk." + std::to_string(i) + "." + std::string(name))) return true;
+  return false;
+}
+
+void read_biases(const GgufTensors& tensors, ModelConfig& c) {
+  c.qkv_bias = has_any(tensors, c.layers, {"attn_q.bias", "attn_k.bias", "attn_v.bias"});
+  c.o_bias = has_any(tensors, c.layers, {"attn_output.bias"});
+  c.mlp_bias = has_any(tensors, c.layers, {"ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"});
+}
+
 Status read_moe(const Keys& keys, ModelConfig& c) {
   TANDEM_ASSIGN(const auto experts, keys.u32("expert_count"));
   if (c.architecture != Architecture::kQwen3Moe) {
@@ -230,12 +245,10 @@ Result<ModelConfig> gguf_config(const GgufFile& file, const GgufTensors& tensors
   const Keys keys(file, *name);
   TANDEM_TRY(read_dims(file, keys, tensors, c));
   c.tied_head = !tensors.contains("output.weight");
-  c.qkv_bias = tensors.contains("blk.0.attn_q.bias");
-  c.o_bias = tensors.contains("blk.0.attn_output.bias");
-  c.mlp_bias = tensors.contains("blk.0.ffn_gate.bias");
   c.qk_norm = c.architecture == Architecture::kQwen3 || c.architecture == Architecture::kQwen3Moe;
   TANDEM_TRY(read_moe(keys, c));
   TANDEM_TRY(validate(c, file.name()));
+  read_biases(tensors, c);  // with a number of layers that has been checked
   TANDEM_TRY(read_rope(file, keys, c));
   TANDEM_TRY(read_rope_freqs(file, tensors, c));
   TANDEM_TRY(read_windows(keys, c));

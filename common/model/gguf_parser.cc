@@ -1,6 +1,7 @@
 // The reading side of gguf.h: everything a file claims is checked against what is there before use.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <unordered_set>
 
 #include "common/model/gguf.h"
@@ -311,9 +312,8 @@ class GgufParser {
   }
 
   Status place_tensors() {
-    const uint64_t start = (at_ + alignment_ - 1) / alignment_ * alignment_;
+    const uint64_t start = aligned(at_);
     const uint64_t data = start <= file_.size() ? file_.size() - start : 0;
-    std::vector<size_t> order;
     for (size_t i = 0; i < offsets_.size(); ++i) {
       const GgufTensor& t = out_.tensors_[i];
       if (offsets_[i] > data || sizes_[i] > data - offsets_[i])
@@ -321,20 +321,40 @@ class GgufParser {
                           std::to_string(offsets_[i]) + "+" + std::to_string(sizes_[i]) +
                           " of the data, which has " + std::to_string(data) +
                           "; is the file truncated?");
-      if (sizes_[i] > 0) {
-        out_.tensors_[i].bytes = file_.subspan(start + offsets_[i], sizes_[i]);
-        order.push_back(i);
-      }
+      if (sizes_[i] > 0) out_.tensors_[i].bytes = file_.subspan(start + offsets_[i], sizes_[i]);
     }
-    std::sort(order.begin(), order.end(),
-              [&](size_t a, size_t b) { return offsets_[a] < offsets_[b]; });
-    for (size_t k = 1; k < order.size(); ++k)
-      if (offsets_[order[k]] < offsets_[order[k - 1]] + sizes_[order[k - 1]])
-        return bad(out_.tensors_[order[k]],
-                   "overlaps " + printable(out_.tensors_[order[k - 1]].name));
+    return check_order(data);
+  }
+
+  // Writers put tensors end to end, each padded to the alignment. Anything else means that a type,
+  // a shape or an offset is wrong, and that what would be read is not what was written.
+  Status check_order(uint64_t data) const {
+    std::vector<size_t> order(offsets_.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return offsets_[a] < offsets_[b]; });
+    uint64_t end = 0;
+    bool known = true;  // whether `end` is: not behind a type that is not read here
+    std::string before = "the data's beginning";
+    for (const size_t i : order) {
+      const GgufTensor& t = out_.tensors_[i];
+      if (offsets_[i] < end) return bad(t, "overlaps " + before);
+      if (known && offsets_[i] != aligned(end))
+        return bad(t, "begins " + std::to_string(offsets_[i] - end) + " bytes after " + before +
+                          "; the type, shape or offset of one of the two is wrong");
+      known = t.type.has_value();
+      end = offsets_[i] + sizes_[i];
+      before = printable(t.name);
+    }
+    if (!order.empty() && known && data > aligned(end))
+      return corrupt(std::to_string(data - end) + " bytes follow the last tensor, " + before +
+                     "; its type or shape is wrong, or the file is damaged");
     return {};
   }
 
+  [[nodiscard]] uint64_t aligned(uint64_t at) const {
+    return (at + alignment_ - 1) / alignment_ * alignment_;
+  }
   [[nodiscard]] tl::unexpected<Error> bad(const GgufTensor& t, std::string what) const {
     return corrupt("tensor " + printable(t.name) + " " + std::move(what));
   }

@@ -448,6 +448,15 @@ TEST(CheckpointGguf, MissingTensorIsNamedInBothLanguages) {
       AllOf(HasSubstr("blk.0.attn_v.weight"), HasSubstr("model.layers.0.self_attn.v_proj.weight")));
 }
 
+// Half of the biases would be half of an answer.
+TEST(CheckpointGguf, BiasesInSomePlacesAreWantedInAll) {
+  TempFolder f;
+  GgufBuilder b = tiny_gguf();
+  b.tensors.push_back({"blk.0.attn_k.bias", {32}, 0, std::string(128, 'x')});
+  EXPECT_THAT(refusal(f.write("m.gguf", b.build()), ErrorCode::kMismatch),
+              HasSubstr("blk.0.attn_q.bias"));
+}
+
 TEST(CheckpointGguf, UnreadTypeIsNamedExtrasAreNot) {
   TempFolder f;
   GgufBuilder b = tiny_gguf();

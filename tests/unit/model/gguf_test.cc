@@ -160,6 +160,29 @@ TEST(Gguf, TensorsThatLie) {
               HasSubstr("claims 5000 bytes"));
 }
 
+TEST(Gguf, TensorsThatDoNotFillTheirPlace) {
+  // A type or shape that needs less than was written: what follows no longer lies where it should.
+  const auto with = [](std::vector<GgufBuilder::Tensor> tensors) {
+    GgufBuilder b;
+    b.string("general.architecture", "llama");
+    b.tensors = std::move(tensors);
+    return b.build();
+  };
+  const std::string bytes(128, 'x');
+  EXPECT_THAT(refusal(with({{"a", {32}, 1, bytes}, {"b", {32}, 0, bytes}})),
+              HasSubstr("tensor b begins 64 bytes after a; the type, shape or offset"));
+  EXPECT_THAT(refusal(with({{"a", {32}, 0, bytes}, {"b", {8}, 0, bytes}})),
+              HasSubstr("96 bytes follow the last tensor, b"));
+  EXPECT_THAT(refusal(with({{"a", {32}, 0, bytes + bytes, 128}})),
+              HasSubstr("tensor a begins 128 bytes after the data's beginning"));
+  // In any order, padded or not, and behind a type whose size is not known here.
+  for (const auto& good :
+       {with({{"b", {8}, 0, bytes, 128}, {"a", {32}, 0, bytes.substr(0, 32), 0}}),
+        with({{"a", {7}, 0, bytes.substr(0, 28)}, {"b", {32}, 0, bytes}}),
+        with({{"k", {256}, 12, bytes}, {"b", {32}, 0, bytes}})})
+    EXPECT_TRUE(parse(good)->file) << parse(good)->file.error().to_string();
+}
+
 TEST(Gguf, UnreadTypesAreKeptAndNamed) {
   GgufBuilder b = small();
   b.tensors.push_back({"k", {256}, 12, std::string(144, 'x')});
