@@ -80,6 +80,14 @@ Status refuse_unsupported(const JsonFields& top) {
   if (act && *act != "silu" && *act != "swish")
     return fail(top.error(ErrorCode::kUnsupported, "hidden_act",
                           "is \"" + *act + "\"; only silu is implemented"));
+  // The reference attends to later tokens too for anything that counts as false, null included.
+  if (top.has_key("is_causal")) {
+    TANDEM_ASSIGN(const auto causal, top.boolean("is_causal"));
+    if (!causal.value_or(false))
+      return fail(top.error(ErrorCode::kUnsupported, "is_causal",
+                            "asks for attention in both directions; only models that generate "
+                            "from left to right are served"));
+  }
   if (const json::value* v = top.raw("quantization_config"); v != nullptr) {
     std::string method = "unnamed";
     if (v->is_object())

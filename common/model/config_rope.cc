@@ -165,15 +165,22 @@ Status validate_rope(const RopeConfig& rope, std::string_view where) {
   };
   if (!(rope.theta > 1) || !std::isfinite(rope.theta)) return bad("rope_theta must be above 1");
   if (rope.type == RopeType::kDefault) return {};
-  if (!(rope.factor > 0) || !std::isfinite(rope.factor)) return bad("factor must be above 0");
+  // Far beyond any use, and close enough to 1 for float32.
+  constexpr double kMost = 1e6;
+  const auto within = [&](double v) { return std::abs(v) <= kMost; };
+  if (!(rope.factor >= 1 / kMost) || !within(rope.factor))
+    return bad("factor must be between 1e-6 and 1e6");
   if (rope.type == RopeType::kLlama3 &&
       (!(rope.low_freq_factor > 0) || !(rope.high_freq_factor > rope.low_freq_factor)))
     return bad("high_freq_factor must be above low_freq_factor, and that above 0");
   if (rope.type == RopeType::kYarn) {
-    if (!(rope.beta_slow > 0) || !(rope.beta_fast > 0))
-      return bad("beta_fast and beta_slow must be above 0");
-    if (rope.attention_factor && !(*rope.attention_factor > 0))
-      return bad("attention_factor must be above 0");
+    if (!(rope.beta_slow > 0 && within(rope.beta_slow)) ||
+        !(rope.beta_fast > 0 && within(rope.beta_fast)))
+      return bad("beta_fast and beta_slow must be above 0, and at most 1e6");
+    if (rope.attention_factor && !(*rope.attention_factor > 0 && within(*rope.attention_factor)))
+      return bad("attention_factor must be above 0, and at most 1e6");
+    if (!within(rope.mscale.value_or(0)) || !within(rope.mscale_all_dim.value_or(0)))
+      return bad("mscale and mscale_all_dim must be at most 1e6");
   }
   return {};
 }

@@ -154,7 +154,14 @@ TEST(ConfigRope, MissingAndSenselessFieldsAreNamed) {
   EXPECT_THAT(scaling(R"("type": "dynamic")"), HasSubstr("factor"));
   EXPECT_THAT(scaling(R"("type": "yarn")"), HasSubstr("factor"));
   EXPECT_THAT(scaling(R"("type": "linear", "factor": "2")"), HasSubstr("must be a number"));
-  EXPECT_THAT(scaling(R"("type": "linear", "factor": 0)"), HasSubstr("factor must be above 0"));
+  EXPECT_THAT(scaling(R"("type": "linear", "factor": 0)"), HasSubstr("factor must be between"));
+  // What float32 makes infinities of.
+  EXPECT_THAT(scaling(R"("type": "linear", "factor": 1e-45)"), HasSubstr("factor must be between"));
+  EXPECT_THAT(scaling(R"("type": "yarn", "factor": 1e30)"), HasSubstr("factor must be between"));
+  EXPECT_THAT(scaling(R"("type": "yarn", "factor": 4, "mscale": 1e400, "mscale_all_dim": 1)"),
+              HasSubstr("mscale"));
+  EXPECT_THAT(scaling(R"("type": "yarn", "factor": 4, "attention_factor": 1e400)"),
+              HasSubstr("attention_factor"));
   EXPECT_THAT(scaling(R"("type": "linear", "factor": -2)"), HasSubstr("factor"));
   EXPECT_THAT(scaling(R"("type": "llama3", "factor": 8)"), HasSubstr("low_freq_factor"));
   EXPECT_THAT(
@@ -363,7 +370,12 @@ TEST(Config, WhatWouldChangeTheMathematicsIsRefusedByName) {
               HasSubstr("final_logit_softcapping"));
   EXPECT_THAT(unsupported(R"("embedding_multiplier": 12.0)"), HasSubstr("embedding_multiplier"));
   EXPECT_THAT(unsupported(R"("torch_dtype": "float64")"), HasSubstr("float64"));
+  // The reference lets a model see later tokens for null too.
+  for (const char* blind : {"false", "null"})
+    EXPECT_THAT(unsupported(("\"is_causal\": " + std::string(blind)).c_str()),
+                HasSubstr("is_causal asks for attention in both directions"));
   // Neutral values say nothing.
+  good(config_text(R"("is_causal": true)"));
   good(config_text(
       R"("hidden_act": "silu", "quantization_config": null, "logit_scale": 1.0, "alibi": false)"));
 }
