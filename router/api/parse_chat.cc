@@ -248,6 +248,9 @@ Result<ChatRequest> parse_chat_request(std::string_view body, const ApiLimits& l
   }
   if (logprobs) request.common.logprobs = static_cast<int32_t>(top);
   reader.refuse("functions", "use tools");
+  const json::value* call = reader.find("function_call");
+  if (call != nullptr && *call != "none" && *call != "auto")
+    reader.refuse("function_call", "forcing a call needs constrained decoding");
   reader.refuse("audio", "this model answers in text only");
   reader.refuse("web_search_options", "there is no web search");
   reader.refuse("echo", "use /v1/completions");

@@ -141,6 +141,10 @@ void refuse_unsupported(ObjectReader& reader) {
   reader.refuse("bad_words", "use logit_bias");
   reader.refuse("allowed_token_ids", "use logit_bias");
   reader.refuse("prompt_logprobs", "use /v1/completions with echo and logprobs");
+  reader.refuse("cache_salt", "what is cached of a prompt serves every request that begins alike");
+  reader.refuse("return_token_ids", "use /tokenize");
+  reader.refuse("return_tokens_as_token_ids", "use /tokenize");
+  reader.refuse("kv_transfer_params", "the router itself chooses who computes the prompt");
   if (const json::value* best_of = reader.find("best_of")) {
     const json::value* n = reader.find("n");
     const std::optional<int64_t> want = json_integer(*best_of);

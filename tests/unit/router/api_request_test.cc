@@ -259,6 +259,11 @@ TEST(Body, WhatCannotBeHonouredIsRefusedByName) {
       {R"("functions":[{"name":"f"}])", "functions"},
       {R"("prompt_logprobs":1)", "prompt_logprobs"},
       {R"("modalities":["audio"])", "modalities"},
+      {R"("function_call":{"name":"f"})", "function_call"},
+      {R"("cache_salt":"mine")", "cache_salt"},
+      {R"("return_token_ids":true)", "return_token_ids"},
+      {R"("return_tokens_as_token_ids":true)", "return_tokens_as_token_ids"},
+      {R"("kv_transfer_params":{"do_remote_decode":true})", "kv_transfer_params"},
   };
   for (const auto& [text, param] : cases) {
     const Error error = chat_error(text);
@@ -271,7 +276,8 @@ TEST(Body, HintsAndUnknownFieldsAreIgnored) {
   auto request = parse_chat_request(
       chat(R"("user":"u","metadata":{"a":"b"},"store":true,"service_tier":"auto","zzz":[1,{"a":2}],
               "parallel_tool_calls":true,"response_format":{"type":"text"},"n":2,"best_of":2,
-              "temperature":null,"stop":null,"stream_options":null,"modalities":["text"],"suffix":null)"),
+              "temperature":null,"stop":null,"stream_options":null,"modalities":["text"],"suffix":null,
+              "function_call":"auto","return_token_ids":false,"cache_salt":null)"),
       kLimits);
   ASSERT_TRUE(request) << request.error().detail;
   EXPECT_EQ(request->common.n, 2U);
