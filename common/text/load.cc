@@ -66,6 +66,8 @@ Result<TextModel> read_folder(const fs::path& folder, const Clock& clock) {
                     : "tokenizer.json is missing");
   }
   TANDEM_ASSIGN(auto config, read_optional(folder / "tokenizer_config.json"));
+  if (config && config->find_first_not_of(" \t\r\n") == std::string::npos)
+    return fail(ErrorCode::kCorruptData, "tokenizer_config.json is empty");
   TANDEM_ASSIGN(const auto roles, read_optional(folder / "special_tokens_map.json"));
   TANDEM_ASSIGN(const auto jinja, read_optional(folder / "chat_template.jinja"));
   TANDEM_ASSIGN(const std::string merged, merged_config(config ? *std::move(config) : "", roles));

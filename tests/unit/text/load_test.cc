@@ -84,6 +84,8 @@ TEST_F(LoadFolder, ErrorsNameFolderAndFile) {
   write("tokenizer.json", "{");
   EXPECT_EQ(error().code, ErrorCode::kCorruptData);
   write_tokenizer();
+  write("tokenizer_config.json", "\n");  // a download that was cut short
+  EXPECT_THAT(error().detail, HasSubstr("tokenizer_config.json is empty"));
   write("tokenizer_config.json", "[1]");
   EXPECT_THAT(error().detail, HasSubstr("tokenizer_config.json"));
   write("special_tokens_map.json", "{}");
