@@ -199,6 +199,20 @@ def test_eval_names_the_line_that_is_wrong(tmp_path):
     assert "data.jsonl:3" in run.stderr
 
 
+def test_weights_that_are_no_numbers_are_told(tmp_path):
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((CHAT_MODEL / name).read_bytes())
+    data = (CHAT_MODEL / "model.safetensors").read_bytes()
+    header = 8 + struct.unpack("<Q", data[:8])[0]
+    (tmp_path / "model.safetensors").write_bytes(data[:header] + b"\xff" * (len(data) - header))
+    chats = tmp_path / "data.jsonl"
+    chats.write_text('{"messages": [{"role": "user", "content": "x"}]}\n')
+    for arguments in (["generate", tmp_path, "--ids", "5,6,7"], ["generate", tmp_path, "--ids", "5,6", "--logits", tmp_path / "l"],
+                      ["eval", tmp_path, "--data", chats]):
+        run = tandem(*arguments, check=False)
+        assert run.returncode == 1 and "are not numbers" in run.stderr, run.stderr
+
+
 def test_dummy_weights_need_only_a_config(tmp_path):
     (tmp_path / "config.json").write_text((CHAT_MODEL / "config.json").read_text())
     out = json.loads(tandem("generate", tmp_path, "--load-format", "dummy", "--ids", "1,2,3", "--max-tokens", 4,

@@ -70,6 +70,15 @@ Result<std::unique_ptr<engine::Ops>> create_ops(const LocalOptions& options, DTy
   return ops;
 }
 
+// Weights that hold no numbers make logits that hold none, of which sampling could only take the
+// first. `token` has its log-probability.
+Status check_drawn(const engine::SampledToken& token, size_t position) {
+  if (token.logprob > engine::kMinLogprob) return {};
+  return fail(ErrorCode::kCorruptData,
+              "the logits after position " + std::to_string(position) +
+                  " are not numbers: the weights are damaged, or too large for their type here");
+}
+
 bool contains(const std::vector<TokenId>& ids, TokenId id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
@@ -121,10 +130,10 @@ struct LocalModel::State {
   }
 
   // A step that samples.
-  Result<TokenId> draw(const engine::SequenceInput& in) {
-    TANDEM_ASSIGN(const engine::SequenceOutput out, step(in));
+  Result<engine::SampledToken> draw(const engine::SequenceInput& in) {
+    TANDEM_ASSIGN(engine::SequenceOutput out, step(in));
     if (!out.token) return fail(ErrorCode::kInternal, "the engine drew no token");
-    return out.token->id;
+    return *std::move(out.token);
   }
 
   Result<TokenId> prefill(const GenerateJob& job);
@@ -186,8 +195,12 @@ Result<std::unique_ptr<LocalModel>> LocalModel::create(
 
 // Runs the prompt in chunks; returns the first token.
 Result<TokenId> LocalModel::State::prefill(const GenerateJob& job) {
+  if (job.prompt.empty()) return fail(ErrorCode::kInvalidArgument, "the prompt is empty");
   const uint32_t total = static_cast<uint32_t>(job.prompt.size());
   const uint32_t chunk = job.on_logits ? kLogitRows : kChunkRows;
+  engine::SamplingParams sampling = job.sampling;
+  sampling.logprobs = std::max(sampling.logprobs, 0);  // for check_drawn
+  engine::SampledToken first;
   for (uint32_t start = 0; start < total; start += chunk) {
     const uint32_t rows = std::min(chunk, total - start);
     const bool last = start + rows == total;
@@ -196,18 +209,22 @@ Result<TokenId> LocalModel::State::prefill(const GenerateJob& job) {
       in.output = engine::StepOutput::kLogits;
     } else {
       in.output = last ? engine::StepOutput::kSample : engine::StepOutput::kNone;
-      in.sampling = &job.sampling;
+      in.sampling = &sampling;
     }
-    if (!job.on_logits && last) return draw(in);
+    if (!job.on_logits && last) {
+      TANDEM_ASSIGN(first, draw(in));
+      break;
+    }
     TANDEM_ASSIGN(engine::SequenceOutput out, step(in));
     if (!job.on_logits) continue;
     TANDEM_TRY(job.on_logits(start, out.logits));
     if (!last) continue;
     const size_t vocab = out.logits.size() / rows;
     const std::span<float> row = std::span(out.logits).last(vocab);
-    return engine::sample(row, job.sampling, in.history).id;
+    first = engine::sample(row, sampling, in.history);
   }
-  return fail(ErrorCode::kInvalidArgument, "the prompt is empty");
+  TANDEM_TRY(check_drawn(first, total - 1));
+  return first.id;
 }
 
 Result<GenerateOutcome> LocalModel::generate(const GenerateJob& job) {
@@ -231,7 +248,8 @@ Result<GenerateOutcome> LocalModel::generate(const GenerateJob& job) {
     in.history.prompt_tokens = job.prompt.size();
     in.output = engine::StepOutput::kSample;
     in.sampling = &job.sampling;
-    TANDEM_ASSIGN(token, state_->draw(in));
+    TANDEM_ASSIGN(const engine::SampledToken drawn, state_->draw(in));
+    token = drawn.id;
   }
   outcome.decode_seconds = to_seconds(state_->clock.now() - first);
   return outcome;
@@ -247,7 +265,10 @@ Result<ScoreOutcome> LocalModel::score(std::span<const TokenId> tokens) {
     in.output = engine::StepOutput::kScoreRows;
     if (start + rows < total) in.next_token = tokens[start + rows];
     TANDEM_ASSIGN(const engine::SequenceOutput out, state_->step(in));
-    for (const engine::SampledToken& scored : out.scores) outcome.nll -= double{scored.logprob};
+    for (size_t i = 0; i < out.scores.size(); ++i) {
+      TANDEM_TRY(check_drawn(out.scores[i], start + i));
+      outcome.nll -= double{out.scores[i].logprob};
+    }
     outcome.predicted += static_cast<uint32_t>(out.scores.size());
   }
   const kv::KvLayout& layout = state_->pool->layout();
