@@ -198,6 +198,17 @@ void read_biases(const GgufTensors& tensors, ModelConfig& c) {
   c.mlp_bias = has_any(tensors, c.layers, {"ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"});
 }
 
+// A model cut short would answer too, only wrongly.
+Status check_layers(const Keys& keys, const GgufTensors& tensors, const ModelConfig& c) {
+  const std::string beyond = "blk." + std::to_string(c.layers) + ".";
+  for (const auto& [name, tensor] : tensors)
+    if (std::string_view(name).starts_with(beyond))
+      return fail(keys.error(
+          ErrorCode::kCorruptData, "block_count",
+          "is " + std::to_string(c.layers) + ", but there is a tensor " + std::string(name)));
+  return {};
+}
+
 Status read_moe(const Keys& keys, ModelConfig& c) {
   TANDEM_ASSIGN(const auto experts, keys.u32("expert_count"));
   if (c.architecture != Architecture::kQwen3Moe) {
@@ -248,6 +259,7 @@ Result<ModelConfig> gguf_config(const GgufFile& file, const GgufTensors& tensors
   c.qk_norm = c.architecture == Architecture::kQwen3 || c.architecture == Architecture::kQwen3Moe;
   TANDEM_TRY(read_moe(keys, c));
   TANDEM_TRY(validate(c, file.name()));
+  TANDEM_TRY(check_layers(keys, tensors, c));
   read_biases(tensors, c);  // with a number of layers that has been checked
   TANDEM_TRY(read_rope(file, keys, c));
   TANDEM_TRY(read_rope_freqs(file, tensors, c));

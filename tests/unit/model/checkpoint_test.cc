@@ -448,6 +448,14 @@ TEST(CheckpointGguf, MissingTensorIsNamedInBothLanguages) {
       AllOf(HasSubstr("blk.0.attn_v.weight"), HasSubstr("model.layers.0.self_attn.v_proj.weight")));
 }
 
+TEST(CheckpointGguf, LayersBeyondTheirNumberAreNotLeftOut) {
+  TempFolder f;
+  GgufBuilder b = tiny_gguf();
+  b.tensors.push_back({"blk.1.attn_norm.weight", {32}, 0, std::string(128, 'x')});
+  EXPECT_THAT(refusal(f.write("m.gguf", b.build()), ErrorCode::kCorruptData),
+              HasSubstr("block_count is 1, but there is a tensor blk.1.attn_norm.weight"));
+}
+
 // Half of the biases would be half of an answer.
 TEST(CheckpointGguf, BiasesInSomePlacesAreWantedInAll) {
   TempFolder f;
