@@ -67,5 +67,5 @@ def test_thresholds_beyond_the_pool_are_refused(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text(json.dumps(config))
     run = harness.subprocess.run([str(harness.BIN / "tandem-decode"), "--config", str(path)], capture_output=True, text=True,
-                                 timeout=60, env=harness.environment())
+                                 timeout=60 * harness.SLOWDOWN, env=harness.environment())
     assert run.returncode == 2 and "cpu_tail.free_below" in run.stderr and "2GiB" in run.stderr, run.stderr

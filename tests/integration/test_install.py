@@ -58,12 +58,12 @@ def test_it_serves_from_its_own_cluster_file(bundle, tmp_path):
     tandem = str(bundle / "bin/tandem")
     run_dir = str(tmp_path / "run")
     up = subprocess.run([tandem, "up", "--detach", str(bundle / "deploy/quickstart.yaml"), "--run-dir", run_dir], capture_output=True,
-                        text=True, env=environment, timeout=120)
+                        text=True, env=environment, timeout=600)
     assert up.returncode == 0, up.stderr
     try:
         chat = subprocess.run([tandem, "chat", "--run-dir", run_dir, "--stats", "--max-tokens", "12", "--ask",
                                "I would like a table for two at an Italian restaurant in San Jose, please."], capture_output=True,
-                              text=True, env=environment, timeout=120)
+                              text=True, env=environment, timeout=600)
         assert chat.returncode == 0, chat.stderr
         assert "on the wire" in chat.stdout
         assert re.search(r"transport +ucx .*(posix|sysv|cma|shared)", chat.stdout), chat.stdout
@@ -73,7 +73,7 @@ def test_it_serves_from_its_own_cluster_file(bundle, tmp_path):
         assert any("/lib/ucx/" in m for m in mapped), "UCX's modules come from the bundle"
         assert not outside, f"loaded from the system: {outside}"
     finally:
-        subprocess.run([tandem, "down", "--run-dir", run_dir], env=environment, timeout=60)
+        subprocess.run([tandem, "down", "--run-dir", run_dir], env=environment, timeout=600)
 
 
 def test_licences_travel_along(bundle):

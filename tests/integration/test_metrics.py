@@ -1,9 +1,13 @@
 """Metrics of every process, read with a strict parser, and logs."""
+import difflib
 import json
+import os
+import socket
 
 import pytest
 
 import harness
+import metrics_page
 from harness import metric
 
 # What design.md section 10 and the issue ask for, by process.
@@ -78,3 +82,21 @@ def test_logs_are_json_lines_without_prompts(start):
             assert {"time", "level", "event"} <= set(entry), line
     events = [json.loads(line) for line in (cluster.run_dir / "router.log").read_text().splitlines()]
     assert any("request_id" in e or "request" in e for e in events), "request ids"
+
+
+def test_the_page_of_metrics_is_fresh(start):
+    cluster = start({"cpu_tail": {"enabled": True}})
+    cluster.chat(messages=[{"role": "user", "content": "I would like a table for two in San Jose, please."}], max_tokens=8)
+    # Counters of what is refused have no series before.
+    for endpoint, text in (("http", b"NONSENSE\r\n\r\n"), ("control", bytes(100))):
+        with socket.create_connection(cluster.address("router", endpoint), timeout=30) as connection:
+            connection.sendall(text)
+            connection.settimeout(30)
+            connection.recv(100)
+    cluster.wait_idle()
+    made = metrics_page.render(*(cluster.metrics_text(name) for name in ("router", "prefill-0", "decode-0")))
+    page = harness.ROOT / "docs/metrics.md"
+    if os.environ.get("TANDEM_TEST_UPDATE"):
+        page.write_text(made)
+    difference = list(difflib.unified_diff(page.read_text().splitlines(), made.splitlines(), "docs/metrics.md", "now", lineterm="", n=0))
+    assert not difference, "run it with TANDEM_TEST_UPDATE=1:\n" + "\n".join(difference)

@@ -23,7 +23,7 @@ def client_folder():
         shutil.copy(SOURCE / name, folder / name)
     if not (folder / "ready").exists():
         install = subprocess.run(["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"], cwd=folder, capture_output=True,
-                                 text=True, stdin=subprocess.DEVNULL, timeout=180)
+                                 text=True, stdin=subprocess.DEVNULL, timeout=600)
         if install.returncode != 0:
             pytest.skip(f"npm ci failed (no network?): {install.stderr.strip()[-200:]}")
         (folder / "ready").touch()

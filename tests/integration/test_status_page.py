@@ -17,7 +17,7 @@ needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="no chromium (scripts/i
 def chromium(tmp_path, *arguments):
     command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
                "--disable-background-networking", f"--user-data-dir={tmp_path / 'profile'}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
+    return subprocess.run(command, capture_output=True, text=True, timeout=120 * harness.SLOWDOWN, stdin=subprocess.DEVNULL,
                           env={**os.environ, "HOME": str(tmp_path)})
 
 

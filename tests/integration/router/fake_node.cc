@@ -89,6 +89,10 @@ struct FakeNode::Impl {
     control::Tokens& out = *message.mutable_tokens();
     for (auto it = answers.begin(); it != answers.end();) {
       Answer& a = it->second;
+      if (a.sent >= options.hold_after) {
+        ++it;
+        continue;
+      }
       control::TokenRun& run = *out.add_runs();
       run.set_request_id(it->first);
       run.set_first_index(a.base + static_cast<uint32_t>(a.sent));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -21,7 +22,8 @@ struct FakeNodeOptions {
   control::Role role = control::ROLE_DECODE;
   std::string id = "decode-0";
   std::string shared_key;
-  Duration token_time{};  // 0: the whole answer in one message
+  Duration token_time{};         // 0: the whole answer in one message
+  size_t hold_after = SIZE_MAX;  // tokens of an answer after which nothing more comes
   uint32_t kv_blocks = 4096;
   uint32_t max_sequences = 4096;
   std::string model_fingerprint, tokenizer_hash;

@@ -34,7 +34,7 @@ class RouterTest : public testing::Test {
   static Script speak(const control::Task& task, const std::string& text);
 
   template <typename F>
-  static bool wait(F&& done, Duration limit = std::chrono::seconds(10)) {
+  static bool wait(F&& done, Duration limit = std::chrono::minutes(1)) {
     const TimePoint end = kClock.now() + limit;
     while (!done()) {
       if (kClock.now() > end) return false;
@@ -55,8 +55,8 @@ class RouterTest : public testing::Test {
   static std::string content(const HttpReply& reply);
   static std::string param(const HttpReply& reply);
   // One request written byte for byte, and the answer until the server closes, `enough` holds
-  // (asked every few milliseconds) or `limit` passes; then the connection is closed.
-  std::string raw(const std::vector<std::string>& pieces, Duration limit = std::chrono::seconds(5),
+  // (asked every few milliseconds) or a minute passes; then the connection is closed.
+  std::string raw(const std::vector<std::string>& pieces,
                   const std::function<bool(const std::string& answer)>& enough = {});
 
   void TearDown() override;

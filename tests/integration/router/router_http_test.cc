@@ -215,12 +215,12 @@ TEST_F(RouterTest, AClientThatLeavesFreesItsPlace) {  // case 16
   const std::string body = chat_body("\"max_tokens\":3000,\"stream\":true");
   const std::string head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: ";
   const std::string streamed =
-      raw({head + std::to_string(body.size()) + "\r\n\r\n" + body}, seconds(10),
+      raw({head + std::to_string(body.size()) + "\r\n\r\n" + body},
           [](const std::string& answer) { return answer.find("data: ") != answer.npos; });
   EXPECT_NE(streamed.find("data: "), streamed.npos);
   EXPECT_TRUE(wait([&] { return node.running() == 0; }));
   const std::string whole = chat_body("\"max_tokens\":3000");
-  raw({head + std::to_string(whole.size()) + "\r\n\r\n" + whole}, seconds(10),
+  raw({head + std::to_string(whole.size()) + "\r\n\r\n" + whole},
       [&](const std::string&) { return node.running() > 0; });
   EXPECT_TRUE(wait([&] { return node.cancels() == 2; }));
   EXPECT_EQ(node.running(), 0U);
@@ -287,23 +287,22 @@ TEST_F(RouterTest, ChunkedBodies) {  // case 34
       "chunked\r\n";
   char size[16];
   std::snprintf(size, sizeof(size), "%zx", body.size());
-  EXPECT_NE(raw({head + "\r\n" + size + "\r\n" + body + "\r\n0\r\n\r\n"}, seconds(1)).find(" 200 "),
+  EXPECT_NE(raw({head + "\r\n" + size + "\r\n" + body + "\r\n0\r\n\r\n"}).find(" 200 "),
             std::string::npos);
   EXPECT_NE(
-      raw({head + "Trailer: X\r\n\r\n" + size + ";name=value\r\n" + body + "\r\n0\r\nX: y\r\n\r\n"},
-          seconds(1))
+      raw({head + "Trailer: X\r\n\r\n" + size + ";name=value\r\n" + body + "\r\n0\r\nX: y\r\n\r\n"})
           .find(" 200 "),
       std::string::npos);
   std::vector<std::string> pieces{head + "\r\n"};
   for (char c : body) pieces.push_back(std::string("1\r\n") + c + "\r\n");
   pieces.push_back("0\r\n\r\n");
-  EXPECT_NE(raw(pieces, seconds(1)).find(" 200 "), std::string::npos);
-  const std::string bad = raw({head + "\r\nzz\r\n" + body + "\r\n0\r\n\r\n"}, seconds(1));
+  EXPECT_NE(raw(pieces).find(" 200 "), std::string::npos);
+  const std::string bad = raw({head + "\r\nzz\r\n" + body + "\r\n0\r\n\r\n"});
   EXPECT_NE(bad.find(" 400 "), bad.npos) << bad;
-  const std::string both = raw({"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: "
-                                "5\r\nTransfer-Encoding: chunked\r\n\r\n" +
-                                std::string(size) + "\r\n" + body + "\r\n0\r\n\r\n"},
-                               seconds(1));
+  const std::string both =
+      raw({"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: "
+           "5\r\nTransfer-Encoding: chunked\r\n\r\n" +
+           std::string(size) + "\r\n" + body + "\r\n0\r\n\r\n"});
   EXPECT_EQ(both.find("HTTP/1.1", 5), both.npos) << both;  // never two readings
 }
 

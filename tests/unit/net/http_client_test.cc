@@ -100,12 +100,12 @@ TEST_F(HttpClientTest, TalksToTheServer) {
 }
 
 TEST_F(HttpClientTest, ReconnectsWhenTheServerClosedTheIdleConnection) {
-  settings_.idle_timeout = milliseconds(50);
+  settings_.idle_timeout = milliseconds(300);
   start();
   connect();
   for (int i = 0; i < 3; ++i) {
     EXPECT_TRUE(client_->request({.method = "GET", .target = "/hello", .headers = {}, .body = {}}));
-    std::this_thread::sleep_for(milliseconds(200));
+    std::this_thread::sleep_for(milliseconds(600));
   }
 }
 

@@ -244,9 +244,9 @@ TEST_F(HttpServerTest, RequestIdsAreKeptIfDecentAndHeadersCannotBeInjected) {
 }
 
 TEST_F(HttpServerTest, SlowClientsAreCutOff) {
-  settings_.header_timeout = milliseconds(100);
-  settings_.body_timeout = milliseconds(100);
-  settings_.idle_timeout = milliseconds(300);
+  settings_.header_timeout = milliseconds(500);
+  settings_.body_timeout = milliseconds(500);
+  settings_.idle_timeout = milliseconds(1000);
   start();
   RawClient silent = client();
   EXPECT_EQ(silent.read_all(), "");
@@ -257,11 +257,11 @@ TEST_F(HttpServerTest, SlowClientsAreCutOff) {
   slow_body.send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nab");
   EXPECT_THAT(slow_body.read_all(), AllOf(is_json_error(408), HasSubstr("body")));
   RawClient idle = client();
+  const TimePoint before = clock_.now();
   idle.send(get("/hello"));
   EXPECT_THAT(idle.read_answer(), answers(200));
-  const TimePoint before = clock_.now();
   EXPECT_EQ(idle.read_all(), "");
-  EXPECT_GT(to_seconds(clock_.now() - before), 0.2);
+  EXPECT_GT(to_seconds(clock_.now() - before), 0.9);
 }
 
 TEST_F(HttpServerTest, ConnectionsOverTheLimitAreToldAtOnce) {
@@ -305,14 +305,14 @@ class Streaming : public HttpServerTest {
   }
   HttpResponder take() {
     std::unique_lock lock(mutex_);
-    EXPECT_TRUE(changed_.wait_for(lock, seconds(10), [this] { return !kept_.empty(); }));
+    EXPECT_TRUE(changed_.wait_for(lock, seconds(60), [this] { return !kept_.empty(); }));
     HttpResponder r = kept_.back();
     kept_.pop_back();
     return r;
   }
   bool wait_for_disconnects(int count) {
     std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, seconds(10), [&] { return disconnects_ >= count; });
+    return changed_.wait_for(lock, seconds(60), [&] { return disconnects_ >= count; });
   }
   void TearDown() override {
     kept_.clear();
@@ -492,7 +492,7 @@ TEST_F(Streaming, DrainFinishesWhatIsOpenAndTakesNothingNew) {
   EXPECT_THAT(busy.read_all(), AllOf(HasSubstr("Connection: close\r\n"), EndsWith("done")));
   busy.close();
   idle.close();
-  EXPECT_TRUE(server_->drain(seconds(10)));
+  EXPECT_TRUE(server_->drain(seconds(60)));
 }
 
 TEST_F(Streaming, StoppingCutsOpenStreamsAndTellsTheirOwners) {

@@ -12,7 +12,7 @@ namespace tandem::node {
 namespace {
 
 using Outputs = std::vector<engine::SequenceOutput>;
-constexpr auto kSoon = std::chrono::seconds(20);
+constexpr auto kSoon = std::chrono::seconds(60);
 
 StepJob job_of(uint64_t id, const std::vector<TokenId>& tokens) {
   StepJob job;

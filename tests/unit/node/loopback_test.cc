@@ -40,7 +40,7 @@ class LoopbackSelfTest : public ::testing::TestWithParam<kv::KvFormat>,
 
 TEST_P(LoopbackSelfTest, PassesAndGivesItsBlocksBack) {
   transport::InprocPump pump(hub_);
-  const auto status = test_->run(std::chrono::seconds(5));
+  const auto status = test_->run(std::chrono::seconds(60));
   EXPECT_TRUE(status) << status.error().to_string();
   EXPECT_EQ(kv_->usage().free, 4U);
 }

@@ -148,7 +148,7 @@ struct Results {
   }
   [[nodiscard]] bool wait(size_t count) {
     std::unique_lock lock(mutex);
-    return ready.wait_for(lock, seconds(20), [&] { return all.size() >= count; });
+    return ready.wait_for(lock, seconds(60), [&] { return all.size() >= count; });
   }
   std::mutex mutex;
   std::condition_variable ready;

@@ -26,7 +26,7 @@ class DirectBackend {
   }
   template <typename Condition>
   bool until(const Condition& done) {
-    const TimePoint give_up = clock_.now() + seconds(20);
+    const TimePoint give_up = clock_.now() + seconds(60);
     while (!done() && clock_.now() < give_up) std::this_thread::sleep_for(milliseconds(1));
     return done();
   }

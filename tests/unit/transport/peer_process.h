@@ -56,7 +56,7 @@ class PeerProcess {
     EXPECT_EQ(write(in_.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
   }
   // The rest of the next line that begins so; other lines (UCX's own messages) are passed over.
-  std::string expect(const std::string& prefix, Duration limit = std::chrono::seconds(30)) {
+  std::string expect(const std::string& prefix, Duration limit = std::chrono::seconds(60)) {
     const TimePoint give_up = clock_.now() + limit;
     while (clock_.now() < give_up) {
       const size_t end = buffer_.find('\n');

@@ -58,7 +58,7 @@ TEST_P(TwoProcesses, PagesCrossInBothDirectionsAndTheLanesAreNamed) {
 }
 
 // failures.md 8, 10, 11: the receiver dies in the middle.
-TEST_P(TwoProcesses, AKilledReceiverFailsItsTransfersWithinASecondAndNoOthers) {
+TEST_P(TwoProcesses, AKilledReceiverFailsItsTransfersLongBeforeTheirDeadlineAndNoOthers) {
   PeerProcess doomed(2, {TANDEM_TRANSPORT_PEER, "2", GetParam()});
   PeerProcess other(3, {TANDEM_TRANSPORT_PEER, "3", GetParam()});
   send_whole(TransferId{1}, doomed);
@@ -71,7 +71,7 @@ TEST_P(TwoProcesses, AKilledReceiverFailsItsTransfersWithinASecondAndNoOthers) {
   const Duration took = until([&] { return self.events.events(TransferId{2}) > 0; });
   ASSERT_TRUE(self.events.send_failed(TransferId{2}));
   EXPECT_EQ(self.events.send_failed(TransferId{2})->code, ErrorCode::kTransport);
-  EXPECT_LT(to_seconds(took), 1.0);
+  EXPECT_LT(to_seconds(took), 10.0) << "half of the deadline; milliseconds on an idle machine";
   send_whole(TransferId{3}, other);
   PeerProcess restarted(4, {TANDEM_TRANSPORT_PEER, "4", GetParam()});
   send_whole(TransferId{4}, restarted);
@@ -113,7 +113,7 @@ TEST_P(TwoProcesses, AFrozenReceiverEndsTheTransferByItsDeadline) {
   ASSERT_TRUE(self.transport->post_commit(TransferId{2}, "commit"));
   const Duration took = until([&] { return self.events.events(TransferId{2}) > 0; });
   EXPECT_EQ(self.events.send_failed(TransferId{2})->code, ErrorCode::kDeadlineExceeded);
-  EXPECT_LT(to_seconds(took), 3.0);
+  EXPECT_LT(to_seconds(took), 15.0);
   frozen.kill(SIGCONT);
   send_whole(TransferId{3}, frozen);
 }

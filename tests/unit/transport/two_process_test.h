@@ -64,7 +64,7 @@ class TwoProcessTest : public ::testing::TestWithParam<const char*> {
            std::to_string(pages) + " " + mode;
   }
 
-  Duration patience = std::chrono::seconds(30);  // of until()
+  Duration patience = std::chrono::seconds(60);  // of until()
   SteadyClock clock;
   Node self;
 };
