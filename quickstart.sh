@@ -112,7 +112,7 @@ else
   export TANDEM_MODEL_PATH="$TANDEM_ROOT/models/chat-6m"
 fi
 
-if "$bin/tandem" status >/dev/null 2>&1; then
+if "$bin/tandem" status --url-only >/dev/null 2>&1; then
   echo "      stopping the cluster that an earlier run left" >&2
   "$bin/tandem" down
 fi

@@ -1,4 +1,7 @@
 # Every third-party package the C++ code uses, in one place. Versions: docs/architecture.md.
+if(POLICY CMP0167)
+  cmake_policy(SET CMP0167 NEW)  # Boost's own package file; CMake 3.30 warns otherwise
+endif()
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
 find_package(Boost 1.81 REQUIRED COMPONENTS json)
