@@ -1,4 +1,5 @@
 // What the router tells about itself: metrics and the status document.
+#include <algorithm>
 #include <boost/json.hpp>
 #include <cctype>
 #include <cstdlib>

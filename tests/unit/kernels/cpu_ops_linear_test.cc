@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/unit/kernels/test_util.h"
 
 namespace tandem::testing {

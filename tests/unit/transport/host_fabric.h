@@ -4,6 +4,7 @@
 // without a card. Copies are done late, as a device's are: a ticket is under way until it was asked
 // about once.
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <map>
