@@ -40,13 +40,19 @@ def node(device, kind="auto", memory_share=0.0, threads=1, **settings):
     return out
 
 
-def qwen2_7b(folder, layers=28):
-    """A folder with a model of Qwen2-7B's shape; of the tokenizer only the first ids mean something."""
+def qwen2_7b(folder, layers=28, **changes):
+    """A folder with a model of Qwen2-7B's shape. Every id is a piece of text, so that answers can be told apart and timed."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]:
+    shape = {**QWEN2_7B, "num_hidden_layers": layers, **changes}
+    (folder / "config.json").write_text(json.dumps(shape))
+    for file in ["tokenizer_config.json", "generation_config.json"]:
         shutil.copy(harness.CHAT_MODEL / file, folder / file)
-    (folder / "config.json").write_text(json.dumps({**QWEN2_7B, "num_hidden_layers": layers}))
+    tokenizer = json.loads((harness.CHAT_MODEL / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    known = set(vocabulary.values()) | {t["id"] for t in tokenizer["added_tokens"]}
+    vocabulary.update((f"w{i}", i) for i in range(shape["vocab_size"]) if i not in known)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     return {"path": str(folder), "id": f"qwen2-7b-{layers}-layers", "load_format": "dummy"}
 
 
