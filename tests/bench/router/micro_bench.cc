@@ -8,6 +8,7 @@
 #include "common/model/checkpoint.h"
 #include "common/model/text.h"
 #include "common/proto/control.pb.h"
+#include "common/text/chat_template.h"
 #include "common/text/tokenizer.h"
 #include "router/api/render.h"
 #include "router/api/request.h"
@@ -118,13 +119,44 @@ void render_chunk(benchmark::State& state) {
 }
 BENCHMARK(render_chunk);
 
+const text::TextModel& chat_model() {
+  static const SteadyClock clock;
+  static const text::TextModel model = [] {
+    auto checkpoint = model::Checkpoint::open(std::string(TANDEM_MODELS) + "/chat-6m");
+    return std::move(*model::load_text(**checkpoint, clock));
+  }();
+  return model;
+}
+
+// A chat of range(0) messages, as the parser hands it on.
+text::ChatInput chat_input(int64_t messages) {
+  text::ChatInput input;
+  input.messages_json = "[";
+  for (int64_t i = 0; i < messages; ++i) {
+    if (i != 0) input.messages_json += ',';
+    input.messages_json += i % 2 == 0 ? R"({"role":"user","content":"What is the time?"})"
+                                      : R"({"role":"assistant","content":"It is noon, friend."})";
+  }
+  input.messages_json += ']';
+  return input;
+}
+
+void render_chat(benchmark::State& state) {
+  const text::ChatInput input = chat_input(state.range(0));
+  for (auto _ : state) benchmark::DoNotOptimize(chat_model().chat_template->render(input));
+}
+BENCHMARK(render_chat)->Arg(1)->Arg(21);
+
+void tokenize_chat(benchmark::State& state) {
+  const std::string text = *chat_model().chat_template->render(chat_input(state.range(0)));
+  for (auto _ : state) benchmark::DoNotOptimize(chat_model().tokenizer->encode(text));
+  state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(text.size()));
+}
+BENCHMARK(tokenize_chat)->Arg(1)->Arg(21);
+
 // Token to SSE event: detokenize, range(0) stop strings, render.
 void token_to_event(benchmark::State& state) {
-  static const SteadyClock clock;
-  static const auto tokenizer = [] {
-    auto checkpoint = model::Checkpoint::open(std::string(TANDEM_MODELS) + "/chat-6m");
-    return model::load_text(**checkpoint, clock)->tokenizer;
-  }();
+  const auto& tokenizer = chat_model().tokenizer;
   const auto ids = tokenizer->encode(
       "The quick brown fox jumps over the lazy dog and then it rests for a while. ");
   StreamOptions options;

@@ -1,7 +1,7 @@
 //! The C boundary: plain structs, ownership, status codes, panic containment.
 
 use std::any::Any;
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 
 use crate::gguf::GgufVocabulary;
 use crate::template::{ChatInput, ChatTemplates};
@@ -289,8 +289,16 @@ pub unsafe extern "C" fn tandem_tokenizer_describe(
 ) -> i32 {
     guard(error, || {
         let tokenizer = &*tokenizer;
-        let records = tokenizer.vocabulary()?;
-        let identity = tokenizer.fingerprint_text()?;
+        // Both go through the whole vocabulary, and a router is not ready before they are done.
+        let (records, identity) = std::thread::scope(|scope| {
+            let identity = scope.spawn(|| tokenizer.fingerprint_text());
+            let records = tokenizer.vocabulary();
+            (
+                records,
+                identity.join().unwrap_or_else(|p| resume_unwind(p)),
+            )
+        });
+        let (records, identity) = (records?, identity?);
         scheme.write(tokenizer.scheme());
         Buffer::store(vocabulary, records);
         Buffer::store(fingerprint, identity.into_bytes());

@@ -5,11 +5,13 @@
 
 pub mod abi;
 pub mod config;
+pub mod direct;
 pub mod gguf;
 pub mod messages;
 pub mod methods;
 pub mod python;
 pub mod scheme;
 pub mod source;
+pub mod stack;
 pub mod template;
 pub mod tokenizer;

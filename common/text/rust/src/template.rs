@@ -14,12 +14,11 @@ use crate::messages::{prepare, TemplateShape};
 use crate::methods;
 use crate::python;
 use crate::source;
+use crate::stack::on_deep_stack;
 
 /// Instructions one rendering may take. A conversation of a thousand messages takes about a
 /// million; a template that loops on is stopped within seconds.
 const RENDER_FUEL: u64 = 20_000_000;
-/// Stack for a rendering; only what is used becomes resident.
-const RENDER_STACK_BYTES: usize = 1 << 30;
 
 /// What to render, as JSON text; empty means absent.
 pub struct ChatInput<'a> {
@@ -126,12 +125,12 @@ impl ChatTemplates {
     /// On a stack of its own: values that a template has nested are compared, hashed and dropped
     /// by recursion, as deep as the fuel reaches.
     fn run(&self, name: &str, context: Context) -> Result<String, Failure> {
-        stacker::grow(RENDER_STACK_BYTES, || {
+        on_deep_stack(|| {
             self.environment
                 .get_template(name)
                 .and_then(|template| template.render(context.into_value()))
                 .map_err(|e| Failure::invalid(describe(&e)))
-        })
+        })?
     }
 
     fn pick(&self, with_tools: bool) -> Result<(&str, TemplateShape), Failure> {

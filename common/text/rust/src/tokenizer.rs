@@ -8,6 +8,7 @@ use tokenizers::{AddedToken, Model, Tokenizer};
 
 use crate::abi::{DecodeScheme, Failure};
 use crate::config::TokenizerConfig;
+use crate::direct::DirectEncoder;
 use crate::scheme::{alphabet_char, Steps, KIND_BYTES};
 
 /// Above any real vocabulary; keeps a file with one huge id from asking for gigabytes.
@@ -30,6 +31,8 @@ pub struct TextTokenizer {
     tokenizer: Tokenizer,
     /// The same tokenizer that reads special tokens as plain text; made on first use.
     plain: OnceLock<Tokenizer>,
+    /// Encodes what it can without the library.
+    direct: Option<DirectEncoder>,
     steps: Steps,
     /// GGUF only: token strings by id, since such files may repeat a string.
     gguf_tokens: Option<Vec<String>>,
@@ -83,6 +86,7 @@ impl TextTokenizer {
             }
         }
         Ok(TextTokenizer {
+            direct: DirectEncoder::of(&tokenizer),
             tokenizer,
             plain: OnceLock::new(),
             steps,
@@ -101,6 +105,12 @@ impl TextTokenizer {
 
     pub fn encode(&self, text: &str, flags: EncodeFlags) -> Result<Vec<u32>, Failure> {
         let tokenizer = if flags.parse_special {
+            let direct = self.direct.as_ref();
+            let ids =
+                direct.and_then(|d| d.encode(&self.tokenizer, text, flags.add_special_tokens));
+            if let Some(ids) = ids {
+                return ids;
+            }
             &self.tokenizer
         } else {
             self.plain.get_or_init(|| {
