@@ -75,4 +75,21 @@ std::string random_bytes(size_t count) {
   return bytes;
 }
 
+std::string random_hex(size_t bytes) {
+  constexpr size_t kAhead = 4096;  // a draw of the generator costs more than all that follows it
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  thread_local std::string pool;
+  TANDEM_CHECK(bytes <= 64, "a name has at most 64 random bytes");
+  if (pool.size() < bytes) pool = random_bytes(kAhead);
+  std::string hex;
+  hex.reserve(2 * bytes);
+  for (size_t i = pool.size() - bytes; i < pool.size(); ++i) {
+    const auto value = static_cast<unsigned char>(pool[i]);
+    hex += kDigits[value >> 4];
+    hex += kDigits[value & 15];
+  }
+  pool.resize(pool.size() - bytes);
+  return hex;
+}
+
 }  // namespace tandem

@@ -26,6 +26,9 @@ class ApiKeyGate {
 // Whether a and b are equal, in time that depends on their lengths only.
 [[nodiscard]] bool constant_time_equal(std::string_view a, std::string_view b);
 [[nodiscard]] std::string hmac_sha256(std::string_view key, std::string_view data);  // 32 bytes
-[[nodiscard]] std::string random_bytes(size_t count);
+[[nodiscard]] std::string random_bytes(size_t count);  // fit for secrets
+// Digits of a name that must not repeat; `bytes` of randomness, at most 64. Not for secrets: a
+// thread draws ahead.
+[[nodiscard]] std::string random_hex(size_t bytes);
 
 }  // namespace tandem

@@ -80,16 +80,7 @@ bool is_request_id(std::string_view id) {
   });
 }
 
-std::string new_request_id() {
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string id = "req-";
-  for (const char byte : random_bytes(8)) {
-    const auto value = static_cast<unsigned char>(byte);
-    id += kDigits[value >> 4];
-    id += kDigits[value & 15];
-  }
-  return id;
-}
+std::string new_request_id() { return "req-" + random_hex(8); }
 
 std::string build_head(const HttpResponse& response, const HttpHeaders& more,
                        const HeadOptions& options) {

@@ -8,6 +8,7 @@
 #include <prometheus/text_serializer.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <mutex>
 #include <variant>
@@ -35,6 +36,19 @@ bool is_label_name(std::string_view name) {
 
 using Values = std::vector<std::string>;
 
+// Orders values with views of values, so that a look-up makes no copies.
+struct ValuesLess {
+  using is_transparent = void;
+  template <typename A, typename B>
+  bool operator()(const A& a, const B& b) const {
+    return std::lexicographical_compare(
+        a.begin(), a.end(), b.begin(), b.end(),
+        [](std::string_view x, std::string_view y) { return x < y; });
+  }
+};
+
+constexpr size_t kMaxLabels = 4;
+
 // One label with the values that have a series of their own.
 struct BoundedLabel {
   std::string name;
@@ -42,14 +56,15 @@ struct BoundedLabel {
   bool open = false;  // new values are added up to max
   size_t max = 0;
 
-  std::string resolve(std::string_view value) {
-    if (std::find(known.begin(), known.end(), value) != known.end()) return std::string(value);
+  // Valid until the next value is resolved here, and as long as `value`.
+  std::string_view resolve(std::string_view value) {
+    if (std::find(known.begin(), known.end(), value) != known.end()) return value;
     // The exposition format is UTF-8; a byte that is not would spoil the whole scrape.
     if (open && known.size() < max && is_valid_utf8(value)) {
       known.emplace_back(value);
       return known.back();
     }
-    return std::string(kOther);
+    return kOther;
   }
 };
 
@@ -78,14 +93,15 @@ struct MetricFamily<Series>::Impl {
   std::vector<BoundedLabel> labels;
   std::vector<double> buckets;  // histograms
   std::mutex mutex;
-  std::map<Values, Native*> series;  // under mutex
+  std::map<Values, Native*, ValuesLess> series;  // under mutex
 
   Native& get(std::span<const std::string_view> values) {
     TANDEM_CHECK(values.size() == labels.size(),
                  "a metric was asked for with too few or many labels");
     std::lock_guard lock(mutex);
-    Values resolved;
-    for (size_t i = 0; i < labels.size(); ++i) resolved.push_back(labels[i].resolve(values[i]));
+    std::array<std::string_view, kMaxLabels> found;
+    for (size_t i = 0; i < labels.size(); ++i) found[i] = labels[i].resolve(values[i]);
+    const std::span<const std::string_view> resolved(found.data(), labels.size());
     if (const auto it = series.find(resolved); it != series.end()) return *it->second;
     prometheus::Labels native;
     for (size_t i = 0; i < labels.size(); ++i) native.emplace(labels[i].name, resolved[i]);
@@ -95,7 +111,7 @@ struct MetricFamily<Series>::Impl {
     } else {
       added = &family->Add(native);
     }
-    series.emplace(std::move(resolved), added);
+    series.emplace(Values(resolved.begin(), resolved.end()), added);
     return *added;
   }
 };
@@ -145,6 +161,7 @@ struct MetricsRegistry::Impl {
     for (const Label& label : labels) {
       TANDEM_CHECK(is_label_name(label.name), "a bad label name at metric " + name);
     }
+    TANDEM_CHECK(labels.size() <= kMaxLabels, "a metric has at most four labels: " + name);
     TANDEM_CHECK(std::is_sorted(buckets.begin(), buckets.end()), "buckets must grow: " + name);
     std::lock_guard lock(mutex);
     if (const auto it = families.find(name); it != families.end()) {

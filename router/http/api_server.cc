@@ -18,10 +18,7 @@ namespace tandem::router {
 namespace {
 
 std::string new_answer_id(Endpoint endpoint) {
-  const std::string bytes = random_bytes(12);
-  std::string id = endpoint == Endpoint::kChat ? "chatcmpl-" : "cmpl-";
-  for (char c : bytes) id += fmt::format("{:02x}", static_cast<unsigned char>(c));
-  return id;
+  return (endpoint == Endpoint::kChat ? "chatcmpl-" : "cmpl-") + random_hex(12);
 }
 
 template <typename T>
