@@ -86,7 +86,8 @@ void describe(SchemaVisitor& v, HttpSettings& c) {
   v.integer({.key = "port", .doc = "Port to listen on. 0: any free one.", .example = "8000"},
             c.port, kPort);
   v.integer({.key = "threads",
-             .doc = "Threads that serve connections. 0: one, or two from four CPUs on.",
+             .doc = "Threads that serve connections. 0: two from four CPUs on; with fewer, the "
+                    "cluster's thread serves them.",
              .example = "2"},
             c.threads, {0, 256});
   v.size({.key = "max_body", .doc = "Largest request body; more is 413.", .example = "8MiB"},

@@ -56,7 +56,7 @@ struct TlsSettings {
 struct HttpSettings {
   std::string host = "127.0.0.1";
   uint16_t port = 8000;  // 0: any free one
-  uint32_t threads = 0;  // 0: one, or two from four CPUs on
+  uint32_t threads = 0;  // 0: two from four CPUs on, else none of its own
   ByteSize max_body = mib(8);
   ByteSize max_header = kib(32);
   uint32_t max_connections = 4096;

@@ -133,10 +133,16 @@ class Server final : public HttpServer {
       : shared_(within_file_limit(settings, deps.log), std::move(handler), deps),
         tls_(std::move(tls)),
         max_turned_away_(std::clamp<uint64_t>(reserved_files() / 4, 1, 64)) {
-    const uint32_t threads = thread_count(settings.threads);
-    for (uint32_t i = 0; i < threads; ++i) {
-      loops_.push_back(std::make_unique<IoThread>("http-" + std::to_string(i)));
-      workers_.push_back(std::make_unique<HttpWorker>(loops_.back()->context(), shared_));
+    if (deps.shared_loop != nullptr && settings.threads == 0) {
+      loops_.push_back(deps.shared_loop);
+    } else {
+      for (uint32_t i = 0; i < thread_count(settings.threads); ++i) {
+        own_loops_.push_back(std::make_unique<IoThread>("http-" + std::to_string(i)));
+        loops_.push_back(own_loops_.back().get());
+      }
+    }
+    for (IoThread* loop : loops_) {
+      workers_.push_back(std::make_unique<HttpWorker>(loop->context(), shared_));
     }
   }
   ~Server() override { stop(); }
@@ -148,7 +154,7 @@ class Server final : public HttpServer {
     port_ = acceptor_->local_endpoint(error).port();
     pause_.emplace(loops_.front()->context());
     accept();
-    for (auto& loop : loops_) loop->start();
+    for (auto& loop : own_loops_) loop->start();
     running_ = true;
     return {};
   }
@@ -170,8 +176,13 @@ class Server final : public HttpServer {
   void stop() override {
     if (!running_) return;
     drain(Duration::zero());
-    for (size_t i = 0; i < loops_.size(); ++i) run_on(i, [this, i] { workers_[i]->close_all(); });
-    for (auto& loop : loops_) loop->stop();
+    for (size_t i = 0; i < loops_.size(); ++i) {
+      run_on(i, [this, i] {
+        workers_[i]->close_all();
+        workers_[i]->gate()->close();  // a shared loop goes on
+      });
+    }
+    for (auto& loop : own_loops_) loop->stop();
     running_ = false;
   }
 
@@ -226,7 +237,8 @@ class Server final : public HttpServer {
 
   HttpShared shared_;
   std::unique_ptr<asio::ssl::context> tls_;
-  std::vector<std::unique_ptr<IoThread>> loops_;  // outlive everything that is bound to them
+  std::vector<std::unique_ptr<IoThread>> own_loops_;
+  std::vector<IoThread*> loops_;  // outlive everything that is bound to them
   std::vector<std::unique_ptr<HttpWorker>> workers_;
   std::optional<tcp::acceptor> acceptor_;
   std::optional<asio::steady_timer> pause_;

@@ -14,6 +14,7 @@
 namespace tandem {
 
 class HttpExchange;
+class IoThread;
 class MetricsRegistry;
 
 // The answer to one request. A cheap handle: copy it, keep it, use it from any thread. Either one
@@ -64,9 +65,13 @@ struct HttpServerDeps {
   // Told the status of each answer that the server gives without asking the handler (refusals, CORS
   // preflights), on any of its threads. May be empty.
   std::function<void(int status)> on_own_answer = {};
+  // Where everything runs when the settings leave the number of threads open. The caller starts it,
+  // and ends it between stop() and the server's destruction. May be null.
+  IoThread* shared_loop = nullptr;
 };
 
-// An HTTP/1.1 server on its own threads, each with its own event loop; a connection stays on one.
+// An HTTP/1.1 server on its own threads, each with its own event loop, or on a loop that it shares
+// with others; a connection stays on one.
 // Parses and limits what comes in (headers, bodies, time, connections), answers bad requests itself
 // in OpenAI's error shape, answers CORS preflights, adds CORS headers, and hands the rest to the
 // handler.
@@ -86,7 +91,7 @@ class HttpServer {
   // Takes no new connections, closes idle ones, and waits at most `timeout` for open requests; then
   // true if none is left.
   virtual bool drain(Duration timeout) = 0;
-  // Cuts what is left and joins the threads. Idempotent.
+  // Cuts what is left and joins its own threads. Idempotent.
   virtual void stop() = 0;
 };
 

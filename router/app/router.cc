@@ -1,6 +1,7 @@
 #include "router/app/router.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "common/base/run_file.h"
@@ -9,6 +10,7 @@
 #include "common/model/text.h"
 #include "common/net/gate.h"
 #include "common/net/http_server.h"
+#include "common/net/io_thread.h"
 #include "common/obs/trace.h"
 #include "common/text/tokenizer.h"
 #include "router/cluster/cluster_link.h"
@@ -46,6 +48,10 @@ DispatchOptions dispatch_options(const RouterSettings& s) {
   return options;
 }
 
+// Fewer cores than this are better left to one thread: each hand-over between threads costs a
+// wake-up, and gains nothing where nodes or clients want the other core.
+constexpr unsigned kCoresForThreads = 4;
+
 struct LoadedModel {
   ServedModel served;
   std::string tokenizer_hash;
@@ -82,7 +88,10 @@ Router::Router(const ClusterConfig& config, const Clock& clock, Logger log)
       log_(std::move(log)),
       metrics_(std::make_unique<RouterMetrics>(registry_)) {}
 
-Router::~Router() { stop({}); }
+Router::~Router() {
+  stop({});
+  if (cluster_loop_) cluster_loop_->stop();  // a start that failed half way
+}
 
 Status Router::start(const std::string& run_dir) {
   StartupPhases phases(clock_, log_);
@@ -96,9 +105,11 @@ Status Router::start(const std::string& run_dir) {
   options.model_fingerprint = model.served.fingerprint;
   options.tokenizer_hash = model.tokenizer_hash;
   options.vocab = model.served.vocab;
+  cluster_loop_ = std::make_unique<IoThread>("cluster");
   TANDEM_ASSIGN(cluster_, ClusterLink::create(config_.router.control, std::move(shared_key),
                                               std::move(options),
-                                              {.clock = clock_,
+                                              {.io = *cluster_loop_,
+                                               .clock = clock_,
                                                .log = log_,
                                                .registry = registry_,
                                                .metrics = *metrics_,
@@ -113,17 +124,22 @@ Status Router::start(const std::string& run_dir) {
                                      PromptBuilder(model.text.tokenizer, model.text.chat_template),
                                      ApiKeyGate(std::move(keys)));
   cluster_->start();
-  TANDEM_ASSIGN(
-      http_, HttpServer::create(config_.router.http,
-                                [api = api_.get()](HttpRequest request, HttpResponder responder) {
-                                  api->handle(std::move(request), std::move(responder));
+  TANDEM_ASSIGN(http_, HttpServer::create(
+                           config_.router.http,
+                           [api = api_.get()](HttpRequest request, HttpResponder responder) {
+                             api->handle(std::move(request), std::move(responder));
+                           },
+                           {.clock = clock_,
+                            .log = log_,
+                            .metrics = registry_,
+                            .on_own_answer =
+                                [metrics = metrics_.get()](int status) {
+                                  metrics->requests.with({"refused", status_class(status)}).add();
                                 },
-                                {.clock = clock_,
-                                 .log = log_,
-                                 .metrics = registry_,
-                                 .on_own_answer = [metrics = metrics_.get()](int status) {
-                                   metrics->requests.with({"refused", status_class(status)}).add();
-                                 }}));
+                            .shared_loop = std::thread::hardware_concurrency() < kCoresForThreads
+                                               ? cluster_loop_.get()
+                                               : nullptr}));
+  cluster_loop_->start();
   const std::string http = config_.router.http.host + ":" + std::to_string(http_->port());
   const std::string control =
       config_.router.control.host + ":" + std::to_string(cluster_->control_port());
@@ -143,6 +159,7 @@ void Router::stop(Duration patience) {
   const bool http_done =
       http_->drain(cluster_done ? std::chrono::seconds(5) : std::chrono::seconds(0));
   http_->stop();
+  cluster_loop_->stop();
   cluster_->stop();
   http_.reset();
   log_.info("stopped", {{"clean", cluster_done && http_done}});

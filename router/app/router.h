@@ -10,7 +10,8 @@
 
 namespace tandem {
 class HttpServer;
-}
+class IoThread;
+}  // namespace tandem
 
 namespace tandem::router {
 
@@ -19,7 +20,7 @@ class ClusterLink;
 class RouterMetrics;
 class StatusBoard;
 
-// A whole router: the model's metadata, the cluster thread and the HTTP server. start() once, then
+// A whole router: the model's metadata, the cluster's loop and the HTTP server. start() once, then
 // stop(); both from one thread. `config` and `clock` outlive it.
 class Router {
  public:
@@ -43,6 +44,7 @@ class Router {
   MetricsRegistry registry_;
   std::unique_ptr<RouterMetrics> metrics_;
   std::unique_ptr<StatusBoard> board_;
+  std::unique_ptr<IoThread> cluster_loop_;  // on a small machine HTTP runs on it, too
   std::unique_ptr<ClusterLink> cluster_;
   std::unique_ptr<ApiServer> api_;
   std::unique_ptr<HttpServer> http_;

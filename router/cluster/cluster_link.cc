@@ -25,8 +25,7 @@ constexpr Duration kDead = std::chrono::seconds(10);
 }  // namespace
 
 struct ClusterLink::Impl final : DispatchObserver {
-  Impl(DispatchOptions options, Deps d)
-      : deps(d), io("cluster"), dispatch_options(std::move(options)) {}
+  Impl(DispatchOptions options, Deps d) : deps(d), io(d.io), dispatch_options(std::move(options)) {}
 
   // Everything below runs on the cluster thread unless it says otherwise.
   Status open(const ControlSettings& control, std::string shared_key);
@@ -45,8 +44,18 @@ struct ClusterLink::Impl final : DispatchObserver {
                  {{"message", message}, {"node", node_id}, {"request", request}});
   }
 
+  // Runs `work` on the cluster thread: now when this is it, else later.
+  template <typename Work>
+  void run(Work work) {
+    if (io.on_thread()) {
+      work();
+    } else {
+      io.post(std::move(work));
+    }
+  }
+
   Deps deps;
-  IoThread io;
+  IoThread& io;
   DispatchOptions dispatch_options;
   PredictedFinishPolicy policy;
   std::unique_ptr<Dispatcher> dispatcher;
@@ -138,7 +147,6 @@ void ClusterLink::start() {
   i.publish_timer = i.io.every(kPublish, [&i] { i.publish(); });
   i.sample_timer = i.io.every(kSample, [&i] { i.deps.board.sample(i.dispatcher->snapshot()); });
   i.running = true;
-  i.io.start();
 }
 
 uint16_t ClusterLink::control_port() const { return impl_->server->port(); }
@@ -146,6 +154,10 @@ uint16_t ClusterLink::control_port() const { return impl_->server->port(); }
 RequestId ClusterLink::new_id() { return RequestId{impl_->next_id.fetch_add(1)}; }
 
 void ClusterLink::submit(std::vector<Submission> choices, std::shared_ptr<AnswerSink> sink) {
+  if (impl_->io.on_thread()) {
+    impl_->dispatcher->submit(std::move(choices), std::move(sink));
+    return;
+  }
   // Functions need copyable captures.
   auto shared = std::make_shared<std::vector<Submission>>(std::move(choices));
   impl_->io.post([this, shared, sink = std::move(sink)]() mutable {
@@ -154,13 +166,13 @@ void ClusterLink::submit(std::vector<Submission> choices, std::shared_ptr<Answer
 }
 
 void ClusterLink::cancel(std::vector<RequestId> ids) {
-  impl_->io.post([this, ids = std::move(ids)] {
+  impl_->run([this, ids = std::move(ids)] {
     for (RequestId id : ids) impl_->dispatcher->cancel(id);
   });
 }
 
 void ClusterLink::finish_early(RequestId id) {
-  impl_->io.post([this, id] { impl_->dispatcher->finish_early(id); });
+  impl_->run([this, id] { impl_->dispatcher->finish_early(id); });
 }
 
 std::shared_ptr<const ClusterSnapshot> ClusterLink::snapshot() const {
@@ -197,7 +209,6 @@ bool ClusterLink::drain(Duration timeout) {
 void ClusterLink::stop() {
   if (impl_ == nullptr || !impl_->running) return;
   impl_->running = false;
-  impl_->io.stop();
   impl_->tick_timer.reset();
   impl_->publish_timer.reset();
   impl_->sample_timer.reset();

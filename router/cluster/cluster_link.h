@@ -12,19 +12,23 @@
 #include "router/dispatch/types.h"
 
 namespace tandem {
+class IoThread;
 class MetricsRegistry;
-}
+}  // namespace tandem
 
 namespace tandem::router {
 
 class RouterMetrics;
 class StatusBoard;
 
-// The cluster thread: the control port, the dispatcher behind it, and the way in for HTTP threads.
-// create() -> start() -> (any thread: submit, cancel, …) -> drain() -> stop().
+// The owner of all cluster state: the control port, the dispatcher behind it, and the way in for
+// HTTP threads. Lives on the loop of `io`, the cluster thread; where HTTP runs on that loop as
+// well, the ways in are plain calls. create() -> start() -> (any thread: submit, cancel, …) ->
+// drain() -> the loop's end -> stop().
 class ClusterLink {
  public:
   struct Deps {
+    IoThread& io;
     const Clock& clock;
     Logger log;
     MetricsRegistry& registry;
@@ -38,10 +42,12 @@ class ClusterLink {
                                                                    Deps deps);
   ~ClusterLink();  // stop()
 
+  // Before the loop starts.
   void start();
   [[nodiscard]] uint16_t control_port() const;
 
-  // Any thread; see Dispatcher. Updates come on the cluster thread.
+  // Any thread; see Dispatcher. Updates come on the cluster thread, within submit() at the
+  // earliest; a sink must not call back from within one.
   [[nodiscard]] RequestId new_id();
   void submit(std::vector<Submission> choices, std::shared_ptr<AnswerSink> sink);
   void cancel(std::vector<RequestId> ids);
@@ -55,7 +61,7 @@ class ClusterLink {
   // Refuses new requests; waits for at most `timeout` until none is open. Not from the cluster
   // thread.
   bool drain(Duration timeout);
-  void stop();
+  void stop();  // after the loop's end
 
  private:
   struct Impl;

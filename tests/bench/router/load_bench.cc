@@ -75,10 +75,9 @@ struct Bench {
   std::unique_ptr<AsyncHttpClient> client;
 
   explicit Bench(Duration token_time) {
-    auto parsed =
-        parse_cluster_config("model: {path: " + kModel +
-                                 "}\nrouter: {http: {port: 0, threads: 1}, control: {port: 0}}\n",
-                             "bench", "/", {});
+    auto parsed = parse_cluster_config(
+        "model: {path: " + kModel + "}\nrouter: {http: {port: 0}, control: {port: 0}}\n", "bench",
+        "/", {});
     TANDEM_CHECK(parsed.has_value(), parsed ? "" : parsed.error().detail);
     config = std::move(*parsed);
     const Logger log(sink, LogLevel::kError);

@@ -5,6 +5,7 @@
 #include <array>
 #include <boost/asio.hpp>
 #include <boost/json.hpp>
+#include <cstdlib>
 #include <limits>
 
 #include "common/model/checkpoint.h"
@@ -70,9 +71,14 @@ Script RouterTest::speak(const control::Task& task, const std::string& text) {
 }
 
 void RouterTest::boot(const std::string& yaml, const std::string& model_extra) {
+  // ctest runs every test twice where that makes a difference: with HTTP on the cluster's loop and
+  // on a thread of its own.
+  const char* threads = std::getenv("TANDEM_TEST_HTTP_THREADS");
+  const std::string http =
+      "  http: {port: 0, threads: " + std::string(threads == nullptr ? "0" : threads) + "}\n";
   const std::string text = "model:\n  path: " + kModel + "\n" + model_extra +
                            "router:\n  control: {port: 0}\n" +
-                           (yaml.find("http:") == yaml.npos ? "  http: {port: 0}\n" : "") + yaml;
+                           (yaml.find("http:") == yaml.npos ? http : "") + yaml;
   auto parsed = parse_cluster_config(text, "test.yaml", "/", {});
   ASSERT_TRUE(parsed) << parsed.error().detail;
   config_ = std::make_unique<ClusterConfig>(std::move(*parsed));

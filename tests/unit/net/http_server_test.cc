@@ -5,7 +5,9 @@
 #include <condition_variable>
 #include <future>
 #include <mutex>
+#include <optional>
 
+#include "common/net/io_thread.h"
 #include "tests/unit/net/http_test_support.h"
 
 namespace tandem {
@@ -507,6 +509,44 @@ TEST_F(Streaming, StoppingCutsOpenStreamsAndTellsTheirOwners) {
   server_.reset();
   EXPECT_FALSE(r.write("x"));
   r.post([] { FAIL() << "the loop is gone"; });
+}
+
+TEST_F(HttpServerTest, RunsOnALoopThatItShares) {
+  IoThread loop("shared");
+  settings_.threads = 0;
+  std::optional<HttpResponder> kept;
+  auto server = HttpServer::create(settings_,
+                                   [&](const HttpRequest& q, HttpResponder r) {
+                                     EXPECT_TRUE(loop.on_thread());
+                                     if (q.path == "/keep") {
+                                       kept.emplace(std::move(r));
+                                     } else {
+                                       r.respond({200, "text/plain", {}, "hello"});
+                                     }
+                                   },
+                                   {.clock = clock_,
+                                    .log = Logger(sink_, LogLevel::kError),
+                                    .metrics = metrics_,
+                                    .shared_loop = &loop});
+  ASSERT_TRUE(server) << server.error().detail;
+  loop.start();
+  RawClient a((*server)->port());
+  a.send(get("/hello"));
+  EXPECT_THAT(a.read_answer(), AllOf(answers(200), EndsWith("hello")));
+  RawClient b((*server)->port());
+  b.send(get("/keep"));
+  a.send(get("/hello"));  // behind it on the loop
+  EXPECT_THAT(a.read_answer(), answers(200));
+  (*server)->stop();
+  EXPECT_EQ(b.read_all(), "");
+  ASSERT_TRUE(kept);
+  EXPECT_TRUE(kept->disconnected());
+  kept->post([] { ADD_FAILURE() << "the server has stopped"; });
+  std::promise<void> still;
+  loop.post([&] { still.set_value(); });
+  EXPECT_EQ(still.get_future().wait_for(seconds(10)), std::future_status::ready);
+  kept.reset();
+  loop.stop();
 }
 
 TEST_F(HttpServerTest, WhatCannotListenSaysWhy) {
