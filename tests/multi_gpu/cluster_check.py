@@ -24,7 +24,7 @@ import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from layout import NodeMetrics, formats_for, harness, kinds_for, named_model, node, on_cards  # noqa: E402
+from layout import FORMATS, NodeMetrics, harness, kinds_for, named_model, node, on_cards  # noqa: E402
 
 TEXTS = ["Hello, how are you?", "What is the capital of France?", "Write one sentence about the sea. " * 20]
 PEER_TIMEOUT = 1.5 * harness.SLOWDOWN
@@ -111,7 +111,7 @@ def same_tokens(options, checker, folder, model, kinds):
     first, second = options.devices[0], options.devices[-1]
     pool = concurrent.futures.ThreadPoolExecutor(options.jobs)
     runs = {}
-    for kv_format in options.format or formats_for(options.devices):
+    for kv_format in options.format or FORMATS:
         name = f"{model['id']}-{kv_format}"
         # On one card two processes, joined as simply as can be; on CPUs one process that hands over nothing.
         alone = (model, "cuda_ipc", [first], [first]) if on_cards(options.devices) else (model, "ucx", [], [first])

@@ -26,8 +26,7 @@ def kinds_for(devices):
     return ["nccl", "cuda_ipc", "ucx"] if len(set(devices)) > 1 else ["cuda_ipc", "ucx"]
 
 
-def formats_for(devices):
-    return ["bf16", "int8", "fp8_e4m3", "k8v4", "int4"] if on_cards(devices) else ["bf16", "int8", "k8v4", "int4"]
+FORMATS = ["bf16", "int8", "fp8_e4m3", "k8v4", "int4"]
 
 
 def node(device, kind="auto", memory_share=0.0, threads=1, **settings):
