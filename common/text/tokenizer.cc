@@ -66,6 +66,19 @@ struct Tokenizer::State {
   std::vector<std::string> warnings;
 };
 
+namespace {
+
+// What makes the library panic while it reads tokenizer.json, or with any text, is the file's
+// fault.
+Error blame_file(Error error) {
+  if (error.code != ErrorCode::kInternal) return error;
+  error.code = ErrorCode::kCorruptData;
+  error.detail = "tokenizer.json: " + error.detail;
+  return error;
+}
+
+}  // namespace
+
 Tokenizer::Tokenizer(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Tokenizer::~Tokenizer() = default;
 
@@ -76,9 +89,13 @@ Result<std::unique_ptr<Tokenizer>> Tokenizer::from_json(std::string_view tokeniz
   RustBuffer error;
   const int32_t status = tandem_tokenizer_from_json(
       to_slice(tokenizer_json), to_slice(tokenizer_config_json), &rust, error.out());
-  if (status != 0) return fail(rust_error(status, error));
+  if (status != 0) return fail(blame_file(rust_error(status, error)));
   state->rust.reset(rust);
-  return describe(std::move(state));
+  TANDEM_ASSIGN(auto tokenizer, describe(std::move(state)));
+  // Some steps load although they can be applied to nothing, such as replacing the empty string.
+  const auto probe = tokenizer->encode("A\u00e9 b\n1", {.add_special_tokens = true});
+  if (!probe && probe.error().code == ErrorCode::kInternal) return fail(blame_file(probe.error()));
+  return tokenizer;
 }
 
 Result<std::unique_ptr<Tokenizer>> Tokenizer::from_gguf(const GgufVocabulary& vocabulary) {

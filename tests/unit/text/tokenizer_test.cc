@@ -288,6 +288,14 @@ TEST(BadFiles, AreErrorsNotCrashes) {
   boost::json::value merge = boost::json::parse(good);
   merge.at("model").at("merges").as_array().push_back({"no", "such"});
   bad.push_back(boost::json::serialize(merge));
+  const std::string byte_level = read_file(data_path("tokenizers/nfkc.json"));
+  for (const char* normalizer : {R"({"type":"Replace","pattern":{"String":""},"content":"a"})",
+                                 R"({"type":"Prepend","prepend":""})",
+                                 R"({"type":"Precompiled","precompiled_charsmap":""})"}) {
+    boost::json::value unusable = boost::json::parse(byte_level);
+    unusable.as_object()["normalizer"] = boost::json::parse(normalizer);
+    bad.push_back(boost::json::serialize(unusable));
+  }
   for (const std::string& json : bad) {
     const auto result = Tokenizer::from_json(json, "");
     ASSERT_FALSE(result) << json.substr(0, 100);
