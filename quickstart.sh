@@ -26,6 +26,8 @@ if [ -n "$model" ]; then
   [ -e "$model" ] || { echo "quickstart.sh: --model $model: no such file or folder" >&2; exit 2; }
   model=$(realpath "$model")
 fi
+down="build/release/bin/tandem down"
+[ "$PWD" = "$TANDEM_ROOT" ] || down="(cd $(printf '%q' "$TANDEM_ROOT") && $down)"
 cd "$TANDEM_ROOT"
 
 steps=6
@@ -33,16 +35,24 @@ step() { printf '[%d/%d] %s\n' "$1" "$steps" "$2" >&2; }
 die() { printf 'quickstart.sh: %s\n' "$*" >&2; exit 1; }
 
 bin=build/release/bin
-started=0
+started=0 starting=""
 clean_up() {
   local code=$?
-  trap - EXIT INT TERM
-  if [ "$started" -eq 1 ]; then "$bin/tandem" down || true; fi
+  trap - EXIT INT TERM HUP
+  if [ "$started" -eq 1 ]; then
+    "$bin/tandem" down || true
+    # Stopped so early that there was nothing to see yet: once more when it has come up.
+    if [ -n "$starting" ] && kill -0 "$starting" 2>/dev/null; then
+      wait "$starting" || true
+      "$bin/tandem" down 2>/dev/null || true
+    fi
+  fi
   exit "$code"
 }
 trap clean_up EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
+trap 'exit 129' HUP
 
 step 1 "packages"
 scripts/install-packages.sh
@@ -129,7 +139,10 @@ pick_port TANDEM_ROUTER_CONTROL_PORT 7070
 
 step 5 "starting three processes from deploy/quickstart.yaml"
 started=1
-"$bin/tandem" up --detach deploy/quickstart.yaml || { started=0; die "the cluster did not start (see above)"; }
+# In the background, so that Ctrl-C need not wait until everything is ready.
+"$bin/tandem" up --detach deploy/quickstart.yaml &
+starting=$!
+wait "$starting" || { started=0; die "the cluster did not start (see above)"; }
 
 step 6 "asking: $question"
 printf '\n'
@@ -139,7 +152,7 @@ url=$("$bin/tandem" status --url-only)
 printf '\n  API                  %s/v1\n  status page          %s/\n' "$url" "$url"
 if [ "$keep" -eq 1 ]; then
   started=0
-  printf '\nIt keeps running. %s\n' "Stop it with: $bin/tandem down"
+  printf '\nIt keeps running. %s\n' "Stop it with: $down"
 else
   printf '\nStopping it again; ./quickstart.sh --keep leaves it running.\n'
 fi
