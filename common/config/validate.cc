@@ -1,5 +1,6 @@
 #include "common/config/validate.h"
 
+#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -69,6 +70,12 @@ void validate_control(const ControlSettings& control, const ProblemSink& report)
   }
 }
 
+std::string format_share(double share) {
+  char text[16];
+  std::snprintf(text, sizeof text, "%.2f", share);
+  return text;
+}
+
 void validate_node(const NodeSettings& node, uint32_t chunk_tokens, const std::string& key,
                    std::map<std::string, std::string>& names, const ProblemSink& report) {
   if (!is_name(node.name)) {
@@ -98,6 +105,35 @@ void validate_node(const NodeSettings& node, uint32_t chunk_tokens, const std::s
     report(key + ".chunk_tokens",
            "must not be above max_batch_tokens (" + std::to_string(node.max_batch_tokens) + ")");
   }
+}
+
+// Nodes that name the same card and say how much of it they take must fit on it together.
+// A node whose blocks are counted for it takes what they need instead.
+void validate_shares(const ClusterConfig& config, const ProblemSink& report) {
+  struct Card {
+    double share = 0;
+    std::string nodes;
+    uint32_t count = 0;
+  };
+  const bool counted = config.kv.blocks != 0 || config.kv.memory.bytes != 0;
+  std::map<uint32_t, Card> cards;
+  const auto add = [&](const NodeSettings& node, const std::string& key) {
+    const auto device = parse_device(node.device);
+    if (!device || !device->cuda) return;
+    if (counted || node.kv_blocks != 0 || node.kv_memory.bytes != 0) return;
+    Card& card = cards[device->index];
+    const double share = gpu_memory_share(config, node);
+    card.share += share;
+    card.nodes += (card.nodes.empty() ? "" : " + ") + format_share(share) + " (" + node.name + ")";
+    if (++card.count < 2 || card.share <= 1.0 + 1e-9) return;
+    report(key + ".gpu_memory_utilization", "the nodes on " + device->name() + " take " +
+                                                card.nodes + " of it, more than there " +
+                                                "is: give them shares that add up to at most 0.95");
+  };
+  for (size_t i = 0; i < config.prefill.size(); ++i)
+    add(config.prefill[i], "prefill[" + std::to_string(i) + "]");
+  for (size_t i = 0; i < config.decode.size(); ++i)
+    add(config.decode[i], "decode[" + std::to_string(i) + "]");
 }
 
 void validate_cpu_tail(const ClusterConfig& config, const ProblemSink& report) {
@@ -146,6 +182,7 @@ void validate(const ClusterConfig& config, const ProblemSink& report) {
     validate_node(config.decode[i], config.decode[i].chunk_tokens,
                   "decode[" + std::to_string(i) + "]", names, report);
   }
+  validate_shares(config, report);
   validate_cpu_tail(config, report);
   if (!config.router.enabled && config.prefill.empty() && config.decode.empty()) {
     report("router.enabled", "is false and there are no nodes: this box would run nothing");

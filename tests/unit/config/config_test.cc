@@ -268,6 +268,26 @@ decode: [{device: 'cuda:0'}, {device: cpu}, {device: 'cuda:1', gpu_memory_utiliz
   EXPECT_DOUBLE_EQ(gpu_memory_share(config, config.decode[2]), 0.3);  // as it says
 }
 
+TEST(GpuMemoryShare, NodesThatTogetherTakeMoreThanTheirCardAreRefused) {
+  const auto of = [](const std::string& prefill, const std::string& decode) {
+    return parse("model: {path: m}\nprefill: [{device: cuda, " + prefill +
+                 "}]\ndecode: [{device: 'cuda:0', " + decode + "}]\n");
+  };
+  EXPECT_TRUE(of("gpu_memory_utilization: 0.5", "gpu_memory_utilization: 0.5"));
+  EXPECT_TRUE(of("gpu_memory_utilization: 0.9", "kv_blocks: 100"));  // not by shares
+  const auto both = of("gpu_memory_utilization: 0.7", "gpu_memory_utilization: 0.6");
+  ASSERT_FALSE(both);
+  for (const char* part : {"decode[0].gpu_memory_utilization", "cuda:0", "0.70 (prefill-0)",
+                           "0.60 (decode-0)", "add up to"})
+    EXPECT_THAT(both.error().detail, HasSubstr(part));
+  // The other one's default counts too.
+  EXPECT_FALSE(of("gpu_memory_utilization: 0.9", "threads: 1"));
+  EXPECT_TRUE(
+      parse("model: {path: m}\n"
+            "prefill: [{device: 'cuda:1', gpu_memory_utilization: 0.9}]\n"
+            "decode: [{device: 'cuda:0', gpu_memory_utilization: 0.9}]\n"));
+}
+
 TEST(CpuTail, IsThereWhereTheFileAsksForIt) {
   const std::string nodes = "model: {path: m}\ndecode: [{device: cuda}, {device: cpu}]\n";
   const auto of = [&](const std::string& tail) {
