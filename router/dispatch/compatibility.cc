@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <vector>
 
 #include "common/proto/control.pb.h"
@@ -61,7 +62,10 @@ std::string difference(const control::Hello& hello, const control::Hello& refere
             b.transport_protocol_version(), kBuild);
   d.compare("the set of draft models", joined(a.draft_models()), joined(b.draft_models()),
             "give all nodes the same drafts");
-  for (const auto& [library, version] : a.library_versions()) {
+  // In order of name: a protobuf map has another one each time.
+  const std::map<std::string, std::string> versions(a.library_versions().begin(),
+                                                    a.library_versions().end());
+  for (const auto& [library, version] : versions) {
     // A library that only one side uses is no disagreement: CPU and GPU nodes mix.
     const auto it = b.library_versions().find(library);
     if (it != b.library_versions().end()) {

@@ -234,6 +234,24 @@ TEST(Compatibility, EveryFieldIsComparedAndNamed) {  // failures.md 17
   EXPECT_EQ(changed([](H&, C& c) { (*c.mutable_library_versions())["cuda"] = "13"; }), "");
 }
 
+TEST(Compatibility, OtherVersionsOfCudaAndNcclAreNamedOnBothSides) {
+  const auto gpu_node = [](const char* name, const char* driver, const char* nccl) {
+    control::Hello h = hello();
+    h.set_node_id(name);
+    auto& versions = *h.mutable_compatibility()->mutable_library_versions();
+    versions["cuda_driver"] = driver;
+    versions["cuda_runtime"] = "13.0";
+    versions["nccl"] = nccl;
+    return h;
+  };
+  const control::Hello decode = gpu_node("decode-0", "13.0", "2.28.9");
+  EXPECT_EQ(difference(gpu_node("prefill-0", "13.0", "2.28.9"), decode, "decode-0"), "");
+  EXPECT_EQ(difference(gpu_node("prefill-0", "13.1", "2.27.3"), decode, "decode-0"),
+            "the version of cuda_driver is 13.1 on prefill-0 but 13.0 on decode-0 (install the "
+            "same version); the version of nccl is 2.27.3 on prefill-0 but 2.28.9 on decode-0 "
+            "(install the same version)");
+}
+
 NodeView prefill_view() {
   NodeView v;
   v.usable = true;
