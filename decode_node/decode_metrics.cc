@@ -41,6 +41,13 @@ DecodeMetrics::DecodeMetrics(MetricsRegistry& r)
                                {Label{"outcome", {}}})),
       ended_(r.counters("tandem_decode_requests_total", "Requests by outcome",
                         {Label{"outcome", {}}})),
+      mixed_steps_(r.counter("tandem_decode_mixed_steps_total",
+                             "Forward passes that generated tokens and prefilled prompts")),
+      overruns_(r.counter("tandem_decode_mixed_steps_late_total",
+                          "Of those, the ones that took longer than step_budget")),
+      budget_share_(r.gauge("tandem_decode_step_budget_ratio",
+                            "Part of step_budget that such steps are planned for, so that 99 in "
+                            "100 keep to all of it")),
       tail_requests_(r.gauge("tandem_decode_cpu_tail_requests", "Requests in the CPU tail")),
       moves_out_(moves(r).with({"out"})),
       moves_back_(moves(r).with({"back"})),

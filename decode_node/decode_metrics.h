@@ -25,6 +25,12 @@ class DecodeMetrics : public node::RoleMetrics {
   void commit_rejected() { commits_rejected_.add(); }
   void queue_wait(Duration waited) { queue_wait_.observe(to_seconds(waited)); }
   void step(uint32_t decode_rows, uint32_t prefill_rows, Duration took);
+  // A step with decode rows and prompts: whether it overran, and what the next may be planned for.
+  void mixed_step(bool overran, double budget_share) {
+    mixed_steps_.add();
+    if (overran) overruns_.add();
+    budget_share_.set(budget_share);
+  }
   void token() { tokens_.add(); }
   void preempted() { preemptions_.add(); }
   // A request's KV has been copied to the CPU tail, or back from it.
@@ -39,6 +45,8 @@ class DecodeMetrics : public node::RoleMetrics {
   Counter tokens_, prefill_tokens_, received_bytes_;
   Counter leases_expired_, commits_rejected_, preemptions_;
   CounterFamily reservations_, ended_;
+  Counter mixed_steps_, overruns_;
+  Gauge budget_share_;
   Gauge tail_requests_;
   Counter moves_out_, moves_back_, moved_bytes_, failed_moves_;
   Histogram move_seconds_;

@@ -16,6 +16,7 @@
 #include "decode_node/decode_scheduler.h"
 #include "decode_node/sequence.h"
 #include "decode_node/step_budget.h"
+#include "decode_node/step_model.h"
 
 namespace tandem::decode {
 
@@ -89,7 +90,8 @@ struct DecodeScheduler::State final : node::RoleState {
   [[nodiscard]] std::vector<Sequence*> decode_rows(LaneId lane);
   [[nodiscard]] std::vector<Sequence*> prefilling(LaneId lane) const;
   void add_to_step(node::StepJob& step, Sequence& sequence, uint32_t rows);
-  void observe_step(uint32_t decode_rows, uint32_t prefill_rows, Duration took);
+  [[nodiscard]] uint32_t prompt_rows(uint32_t decoding, uint32_t start) const;
+  void observe_step(const StepModel::Load& load, Duration took);
   void finish_step(node::StepResult result);
   void apply(Sequence& sequence, engine::SequenceOutput output, control::Tokens& tokens);
   void draw(Sequence& sequence, const engine::SampledToken& token, control::TokenRun& run);
@@ -111,6 +113,7 @@ struct DecodeScheduler::State final : node::RoleState {
   std::vector<LaneState> lanes;  // by LaneId
   uint64_t tokens_generated = 0;
   uint64_t wire_bytes = 0;
+  StepModel step_model;
   StepBudget step_budget{options.mixed_target};
   node::Smoothed step_seconds;
   node::Throughput prefill_throughput;

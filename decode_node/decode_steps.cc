@@ -66,6 +66,17 @@ void DecodeScheduler::State::start_work() {
   for (size_t lane = 0; lane < lanes.size(); ++lane) start_step(static_cast<LaneId>(lane));
 }
 
+// How many rows of prompts, the first of which goes on at `start`, may join `decoding` rows. With
+// nobody decoding they take the whole step.
+uint32_t DecodeScheduler::State::prompt_rows(uint32_t decoding, uint32_t start) const {
+  const uint32_t room = options.max_batch_tokens - decoding;
+  if (decoding == 0)
+    return node::rows_within(options.prefill_target, prefill_throughput.per_second(), room);
+  const double per_row = step_model.seconds_per_prompt_row(start);
+  return node::rows_within(step_budget.for_prompts(step_model.decode_seconds(decoding)),
+                           per_row > 0 ? 1 / per_row : 0, std::min(room, options.chunk_tokens));
+}
+
 // Every decode row that may go, and beside them at most a chunk of prompts, so that the time
 // between two tokens of a running request stays bounded whatever arrives.
 void DecodeScheduler::State::start_step(LaneId id) {
@@ -91,12 +102,7 @@ void DecodeScheduler::State::start_step(LaneId id) {
     const std::vector<Sequence*> prompts = prefilling(id);
     std::vector<uint32_t> remaining;
     for (const Sequence* s : prompts) remaining.push_back(s->remaining());
-    const uint32_t room = options.max_batch_tokens - decoding;
-    const double rate = prefill_throughput.per_second();
-    const uint32_t budget = decoding == 0
-                                ? node::rows_within(options.prefill_target, rate, room)
-                                : node::rows_within(step_budget.for_prompts(step_seconds.value()),
-                                                    rate, std::min(room, options.chunk_tokens));
+    const uint32_t budget = prompt_rows(decoding, prompts.empty() ? 0 : prompts.front()->computed);
     const auto rows = node::pack_rows(remaining, {.rows = budget, .chunk = budget});
     // As many as may decode: engines are made for steps of so many sequences.
     uint32_t joined = 0;
@@ -123,20 +129,20 @@ void DecodeScheduler::State::finish_step(node::StepResult result) {
   if (lane == lanes.end()) return;
   lane->open_step = 0;
   const std::vector<Sequence*> batch = std::exchange(lane->stepping, {});
-  uint32_t decode_count = 0;
-  uint32_t prefill_rows = 0;
+  StepModel::Load load;
   for (Sequence* s : batch) {
     s->in_step = false;
     s->ready_since = deps.clock.now();
     if (s->phase == Phase::kReady) {
-      ++decode_count;
+      ++load.decoding;
     } else {
-      prefill_rows += s->step_rows;
+      load.prompt_rows += s->step_rows;
+      load.attended += double{1} * s->step_rows * s->computed;
     }
   }
   const Duration took = result.finished - result.started;
   const auto id = static_cast<LaneId>(lane - lanes.begin());
-  if (id == LaneId::kDevice) metrics.step(decode_count, prefill_rows, took);
+  if (id == LaneId::kDevice) metrics.step(load.decoding, load.prompt_rows, took);
   if (const auto error = result.failure(batch.size())) {
     metrics.step_failed();
     // One request must not take its company down: each is tried by itself, the culprit fails.
@@ -146,7 +152,7 @@ void DecodeScheduler::State::finish_step(node::StepResult result) {
     }
     return;
   }
-  if (id == LaneId::kDevice) observe_step(decode_count, prefill_rows, took);
+  if (id == LaneId::kDevice) observe_step(load, took);
   control::ToRouter message;
   for (size_t i = 0; i < batch.size(); ++i) {
     apply(*batch[i], std::move((*result.outputs)[i]), *message.mutable_tokens());
@@ -155,16 +161,20 @@ void DecodeScheduler::State::finish_step(node::StepResult result) {
 }
 
 // What the router predicts with is the device's speed.
-void DecodeScheduler::State::observe_step(uint32_t decode_count, uint32_t prefill_rows,
-                                          Duration took) {
-  if (prefill_rows == 0) {
+void DecodeScheduler::State::observe_step(const StepModel::Load& load, Duration took) {
+  step_model.add(load, to_seconds(took));
+  if (load.prompt_rows == 0) {
     step_seconds.add(to_seconds(took));
-    step_cost.add(decode_count, to_seconds(took));
+    step_cost.add(load.decoding, to_seconds(took));
     return;
   }
-  if (decode_count > 0) step_budget.took(took);
-  const double decode_part = decode_count > 0 ? step_seconds.value() : 0;
-  prefill_throughput.add(prefill_rows, to_seconds(took) - decode_part);
+  double decode_part = 0;
+  if (load.decoding > 0) {
+    step_budget.took(took);
+    metrics.mixed_step(took > options.mixed_target, step_budget.share());
+    decode_part = std::min(step_model.decode_seconds(load.decoding), 0.9 * to_seconds(took));
+  }
+  prefill_throughput.add(load.prompt_rows, to_seconds(took) - decode_part);
 }
 
 void DecodeScheduler::State::apply(Sequence& s, engine::SequenceOutput output,

@@ -267,6 +267,36 @@ TEST_F(DecodeSchedulerTest, RunningRequestsKeepTheirPaceWhileALongPromptIsPrefil
   ASSERT_TRUE(run_idle());
 }
 
+// Prompts without a pause beside answers whose number changes: no step without prompts ever says
+// what decoding takes, and yet 99 in 100 keep the budget and prompts get what is left of it.
+TEST_F(DecodeSchedulerTest, PromptsTakeWhatTheStepsBudgetLeaves) {
+  sim::NodeOptions options{.blocks = 8192, .max_context = 2048, .prefix_cache = false};
+  options.decode.mixed_target = milliseconds(8);
+  start(options);
+  std::vector<Duration> gaps;
+  TimePoint last = world_.now();
+  size_t prompts_done = 0;
+  node_->to_router = [&](control::ToRouter message) {
+    for (const auto& run : message.tokens().runs()) {
+      if (run.finish() != control::FINISH_NONE) prompts_done += run.request_id() >= 100 ? 1 : 0;
+      if (run.request_id() != 1) continue;
+      gaps.push_back(world_.now() - last);
+      last = world_.now();
+    }
+  };
+  generate(1, request(16, 1200));
+  for (uint64_t id = 2; id <= 20; ++id) generate(id, request(16, 30));  // gone after a while
+  for (uint64_t id = 100; id < 140; ++id) generate(id, request(1500, 1));
+  ASSERT_TRUE(world_.run_until([&] { return prompts_done == 40; }, seconds(60)));
+  gaps.erase(gaps.begin(), gaps.begin() + 20);  // nothing was known yet
+  const auto late = static_cast<size_t>(
+      std::ranges::count_if(gaps, [](Duration gap) { return gap > milliseconds(8); }));
+  EXPECT_LE(late * 50, gaps.size());
+  // 2 ms + 50 us a row leave 118 rows a step, hence 112 in whole pages: 60000 tokens in 536 steps.
+  EXPECT_LT(gaps.size(), 640U);
+  ASSERT_TRUE(run_idle());
+}
+
 TEST_F(DecodeSchedulerTest, CancelFreesInEveryPhase) {
   start();
   generate(1, request(200, 50));  // prefilling
