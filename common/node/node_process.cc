@@ -261,10 +261,11 @@ Result<StepFunction> NodeProcess::State::make_engine() {
   engine_name = ops->name();
   weight_bytes = ops->weight_bytes();
   // The engine goes before the ops that own its memory.
-  return StepFunction(
-      [ops, engine = std::move(engine), pages](auto sequences, const auto& hook) mutable {
-        return engine->step(sequences, pages, hook);
-      });
+  StepFunction step = [ops, engine = std::move(engine), pages](auto sequences,
+                                                               const auto& hook) mutable {
+    return engine->step(sequences, pages, hook);
+  };
+  return spec.wrap_step ? spec.wrap_step(std::move(step)) : step;
 }
 
 Status NodeProcess::State::load_engine() {

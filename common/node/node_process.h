@@ -9,6 +9,7 @@
 #include "common/base/result.h"
 #include "common/config/cluster_config.h"
 #include "common/node/scheduler.h"
+#include "common/node/step_executor.h"
 #include "common/obs/log.h"
 #include "common/obs/metrics.h"
 #include "common/proto/control.pb.h"
@@ -39,6 +40,8 @@ struct NodeSpec {
   std::string run_dir;    // where to publish endpoints; empty: nowhere
   std::string version;
   std::function<std::unique_ptr<Scheduler>(const SchedulerDeps&)> make_scheduler;
+  // Puts something between scheduler and engine, such as a fault in a test; null: nothing.
+  std::function<StepFunction(StepFunction)> wrap_step = {};
 };
 
 // A node's process: control thread, device thread, transport, metrics endpoint and the connection

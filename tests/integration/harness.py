@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import resource
+import shutil
 import signal
 import socket
 import ssl
@@ -74,6 +75,18 @@ def merge(base, changes):
     return out
 
 
+def programs_with(folder, **replaced):
+    """A folder with all programs, some replaced by others: {"tandem-decode": path}. `tandem up` starts what lies beside it."""
+    folder.mkdir()
+    for program in BIN.iterdir():
+        name = program.name.replace("-", "_")
+        if program.name == "tandem":
+            shutil.copy2(program, folder)  # a link would lead back to where the others are
+        else:
+            (folder / program.name).symlink_to(replaced.get(name, program))
+    return folder
+
+
 class Response:
     def __init__(self, status, headers, body):
         self.status = status
@@ -99,7 +112,7 @@ def strict_json(data):
 class Cluster:
     """A cluster under `tandem up`, in a folder of its own. Use as a context manager."""
 
-    def __init__(self, folder, config=None, env=None, ready_timeout=60, limits=None):
+    def __init__(self, folder, config=None, env=None, ready_timeout=60, limits=None, programs=BIN):
         self.folder = pathlib.Path(folder)
         self.limits = limits or {}  # resource.RLIMIT_…: (soft, hard), of every process
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -118,6 +131,7 @@ class Cluster:
         self.config_path.write_text(json.dumps(self.config, indent=1))
         self.env = environment(**(env or {}))
         self.ready_timeout = ready_timeout * SLOWDOWN
+        self.programs = programs
         self.process = None
         self.tls = bool(self.config["router"]["http"].get("tls"))
 
@@ -129,7 +143,7 @@ class Cluster:
     def launch(self):
         self.log = open(self.folder / "up.log", "wb")
         self.process = subprocess.Popen(
-            [str(BIN / "tandem"), "up", str(self.config_path), "--run-dir", str(self.run_dir), "--timeout",
+            [str(self.programs / "tandem"), "up", str(self.config_path), "--run-dir", str(self.run_dir), "--timeout",
              str(self.ready_timeout)], stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL, env=self.env,
             start_new_session=True, preexec_fn=lambda: [resource.setrlimit(*limit) for limit in self.limits.items()])
 

@@ -1,5 +1,6 @@
 """What dies, leaves, stalls or talks nonsense, and what everybody else then sees."""
 import os
+import re
 import resource
 import signal
 import socket
@@ -74,6 +75,37 @@ def test_the_only_decode_node_comes_back_and_the_stream_goes_on(start):
     assert text == reference
     assert usage["completion_tokens"] == 400
     cluster.wait_ready()
+    cluster.wait_idle()
+
+
+def test_a_lost_device_ends_the_node_and_loses_no_token(start, tmp_path):
+    """A sticky error of the device in mid-stream: the node says so, exits, is started again; its stream goes on elsewhere."""
+    fault = tmp_path / "lose-the-device"
+    failing = harness.BIN.parent / "tests/failing-decode"
+    if not failing.exists():
+        pytest.skip("failing-decode is built in build trees only")
+    programs = harness.programs_with(tmp_path / "bin", tandem_decode=failing)
+    cluster = start({"decode": [{"threads": 1}, {"threads": 1}]}, env={"FAIL_DEVICE_FILE": fault}, programs=programs)
+    reference = expected_text(cluster)
+    stream = long_answer(cluster)
+    events = []
+    for event in stream.events():
+        events.append(event)
+        if len(events) == 5:
+            fault.touch()
+    assert not fault.exists(), "no step failed"
+    assert not [e for e in events if "error" in e]
+    assert "".join(map(text_of, events)) == reference
+    assert events[-1]["usage"]["completion_tokens"] == 400
+    names = ("decode-0", "decode-1")
+    lost = wait_until(lambda: next((name for name in names if cluster.restarts(name)), None), 20, "a node's restart")
+    assert sum(cluster.restarts(name) for name in names) == 1
+    log = (cluster.run_dir / f"{lost}.log").read_text()
+    assert "device_lost" in log and "illegal memory access" in log
+    assert re.search(rf"{lost}.* ended with exit code 1", (cluster.folder / "up.log").read_text())
+    cluster.wait_ready()
+    cluster.wait_nodes(3)
+    assert expected_text(cluster) == reference
     cluster.wait_idle()
 
 
