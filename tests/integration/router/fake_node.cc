@@ -115,8 +115,9 @@ struct FakeNode::Impl {
   void on_message(control::ToNode&& message) {
     if (message.has_generate()) generate(message.generate().task());
     if (message.has_cancel()) {
-      ++cancel_count;
+      // In this order: who has seen the cancellation may ask what still runs.
       if (answers.erase(message.cancel().request_id()) > 0) running.fetch_sub(1);
+      ++cancel_count;
     }
   }
 
