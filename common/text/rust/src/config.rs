@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 use tokenizers::AddedToken;
 
-use crate::abi::Failure;
+use crate::boundary::Failure;
 
 /// Roles that name one token each. Templates see them under these names.
 const ROLES: [&str; 7] = [

@@ -14,7 +14,7 @@ use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::utils::SysRegex;
 use tokenizers::{Model, SplitDelimiterBehavior, Tokenizer};
 
-use crate::abi::Failure;
+use crate::boundary::Failure;
 use crate::scheme::alphabet_char;
 
 /// How GPT-2 splits words, which is what `ByteLevel` means by `use_regex`.

@@ -16,7 +16,7 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::{AddedToken, SplitDelimiterBehavior, Tokenizer};
 
-use crate::abi::{Failure, Slice};
+use crate::boundary::{Failure, Slice};
 use crate::tokenizer::{set_bos_eos, TextTokenizer};
 
 /// `tokenizer.ggml.token_type` values this module acts on.

@@ -4,6 +4,7 @@
 //! explicit lengths and says who owns what it returns; see `common/text/rust_abi.h` for the C side.
 
 pub mod abi;
+pub mod boundary;
 pub mod config;
 pub mod direct;
 pub mod gguf;

@@ -2,7 +2,7 @@
 
 use serde_json::{json, Map, Value};
 
-use crate::abi::Failure;
+use crate::boundary::Failure;
 
 /// What a template does with message content; found by probing it at load (`template.rs`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use tokenizers::decoders::byte_fallback::ByteFallback;
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::Decoder;
 
-use crate::abi::{DecodeScheme, Failure};
+use crate::boundary::{DecodeScheme, Failure};
 
 pub const KIND_BYTES: u32 = 0;
 pub const KIND_PIECES: u32 = 1;

@@ -1,6 +1,6 @@
 //! What is done to a template's text before it is compiled.
 
-use crate::abi::Failure;
+use crate::boundary::Failure;
 
 /// The largest templates in use are near 50 KiB.
 const MAX_SOURCE_BYTES: usize = 1 << 20;

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::time::{Duration, Instant};
 
-use crate::abi::{Failure, Status};
+use crate::boundary::{Failure, Status};
 
 /// Only what is used becomes resident.
 const STACK_BYTES: usize = 1 << 30;

@@ -8,7 +8,7 @@ use minijinja::value::Rest;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
 use serde_json::{json, Value as Json};
 
-use crate::abi::{Failure, Status};
+use crate::boundary::{Failure, Status};
 use crate::config::TokenizerConfig;
 use crate::messages::{prepare, TemplateShape};
 use crate::methods;

@@ -6,7 +6,7 @@ use tokenizers::models::ModelWrapper;
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, Model, Tokenizer};
 
-use crate::abi::{DecodeScheme, Failure};
+use crate::boundary::{DecodeScheme, Failure};
 use crate::config::TokenizerConfig;
 use crate::direct::DirectEncoder;
 use crate::scheme::{alphabet_char, Steps, KIND_BYTES};
