@@ -5,27 +5,25 @@
 
 namespace tandem::cuda {
 
-Result<DeviceBuffer> DeviceBuffer::create(size_t bytes) {
-  DeviceBuffer result;
-  if (bytes == 0) return result;
+Result<std::byte*> DeviceMemory::allocate(size_t bytes) {
   void* data = nullptr;
   const std::string call = "cudaMalloc of " + std::to_string(bytes >> 20) + " MiB";
   TANDEM_TRY(cuda_status(cudaMalloc(&data, bytes), call.c_str()));
-  result.handle_.reset(static_cast<std::byte*>(data));
-  result.bytes_ = bytes;
-  return result;
+  return static_cast<std::byte*>(data);
 }
 
-Result<PinnedBuffer> PinnedBuffer::create(size_t bytes) {
-  PinnedBuffer result;
-  if (bytes == 0) return result;
+void DeviceMemory::free(std::byte* data) noexcept { report_failure(cudaFree(data), "cudaFree"); }
+
+Result<std::byte*> PinnedMemory::allocate(size_t bytes) {
   void* data = nullptr;
   const std::string call = "cudaHostAlloc of " + std::to_string(bytes >> 20) + " MiB host memory";
   TANDEM_TRY(cuda_status(cudaHostAlloc(&data, bytes, cudaHostAllocPortable), call.c_str()));
   std::memset(data, 0, bytes);
-  result.handle_.reset(static_cast<std::byte*>(data));
-  result.bytes_ = bytes;
-  return result;
+  return static_cast<std::byte*>(data);
+}
+
+void PinnedMemory::free(std::byte* data) noexcept {
+  report_failure(cudaFreeHost(data), "cudaFreeHost");
 }
 
 Result<PinnedRegistration> PinnedRegistration::create(std::span<std::byte> memory) {

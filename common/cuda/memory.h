@@ -13,11 +13,20 @@
 // Owners of memory. Made at load only: allocating and freeing synchronize the device.
 namespace tandem::cuda {
 
-// Device memory, uninitialized, 256-byte aligned. Empty (null) for 0 bytes.
-class DeviceBuffer {
+// Owns one allocation of the kind that Memory makes: allocate(bytes) and free(data). Empty (null)
+// for 0 bytes.
+template <typename Memory>
+class Buffer {
  public:
-  [[nodiscard]] static Result<DeviceBuffer> create(size_t bytes);
-  DeviceBuffer() = default;
+  [[nodiscard]] static Result<Buffer> create(size_t bytes) {
+    Buffer result;
+    if (bytes == 0) return result;
+    TANDEM_ASSIGN(std::byte * data, Memory::allocate(bytes));
+    result.handle_.reset(data);
+    result.bytes_ = bytes;
+    return result;
+  }
+  Buffer() = default;
 
   [[nodiscard]] std::byte* data() const { return handle_.get(); }
   [[nodiscard]] size_t bytes() const { return bytes_; }
@@ -30,34 +39,25 @@ class DeviceBuffer {
   struct Traits {
     using Handle = std::byte*;
     static Handle invalid() { return nullptr; }
-    static void close(Handle data) noexcept { report_failure(cudaFree(data), "cudaFree"); }
+    static void close(Handle data) noexcept { Memory::free(data); }
   };
   UniqueHandle<Traits> handle_;
   size_t bytes_ = 0;
 };
+
+// Device memory, uninitialized, 256-byte aligned.
+struct DeviceMemory {
+  [[nodiscard]] static Result<std::byte*> allocate(size_t bytes);
+  static void free(std::byte* data) noexcept;
+};
+using DeviceBuffer = Buffer<DeviceMemory>;
 
 // Page-locked host memory, zeroed; what copies run at full speed and without blocking from and to.
-class PinnedBuffer {
- public:
-  [[nodiscard]] static Result<PinnedBuffer> create(size_t bytes);
-  PinnedBuffer() = default;
-
-  [[nodiscard]] std::byte* data() const { return handle_.get(); }
-  [[nodiscard]] size_t bytes() const { return bytes_; }
-  template <typename T>
-  [[nodiscard]] T* as(size_t byte_offset = 0) const {
-    return reinterpret_cast<T*>(data() + byte_offset);
-  }
-
- private:
-  struct Traits {
-    using Handle = std::byte*;
-    static Handle invalid() { return nullptr; }
-    static void close(Handle data) noexcept { report_failure(cudaFreeHost(data), "cudaFreeHost"); }
-  };
-  UniqueHandle<Traits> handle_;
-  size_t bytes_ = 0;
+struct PinnedMemory {
+  [[nodiscard]] static Result<std::byte*> allocate(size_t bytes);
+  static void free(std::byte* data) noexcept;
 };
+using PinnedBuffer = Buffer<PinnedMemory>;
 
 // Locks somebody else's host memory (a mapped checkpoint, a KV pool) for as long as it lives; the
 // memory must outlive it.
