@@ -8,7 +8,15 @@
 namespace tandem::kv {
 namespace {
 
-class HostPageMemory final : public PageMemory {
+class PlainBuffer final : public PageMemory::HostBuffer {
+ public:
+  explicit PlainBuffer(size_t bytes) : memory_(bytes) { bytes_ = memory_; }
+
+ private:
+  std::vector<std::byte> memory_;
+};
+
+class HostPageMemory final : public HostCopiedPageMemory {
  public:
   HostPageMemory(MemoryRegion pages, MemoryRegion tails)
       : page_region_(std::move(pages)), tail_region_(std::move(tails)) {
@@ -28,29 +36,8 @@ class HostPageMemory final : public PageMemory {
     for (const Piece& p : pieces) std::memcpy(p.page, p.host, p.bytes);
     return {};
   }
-  Result<Ticket> start_to_host(std::span<const Piece> pieces) override {
-    TANDEM_TRY(to_host(pieces));
-    return Ticket{0};
-  }
-  Result<Ticket> start_from_host(std::span<const Piece> pieces) override {
-    TANDEM_TRY(from_host(pieces));
-    return Ticket{0};
-  }
-  Result<bool> done(Ticket) override { return true; }
-
-  Result<std::unique_ptr<HostBuffer>> host_buffer(size_t bytes) override {
-    return std::make_unique<PlainBuffer>(bytes);
-  }
 
  private:
-  class PlainBuffer final : public HostBuffer {
-   public:
-    explicit PlainBuffer(size_t bytes) : memory_(bytes) { bytes_ = memory_; }
-
-   private:
-    std::vector<std::byte> memory_;
-  };
-
   MemoryRegion page_region_;
   MemoryRegion tail_region_;
 };
@@ -67,6 +54,20 @@ Result<size_t> area_bytes(const KvLayout& layout, uint64_t slots) {
 }
 
 }  // namespace
+
+Result<PageMemory::Ticket> HostCopiedPageMemory::start_to_host(std::span<const Piece> pieces) {
+  TANDEM_TRY(to_host(pieces));
+  return Ticket{0};
+}
+
+Result<PageMemory::Ticket> HostCopiedPageMemory::start_from_host(std::span<const Piece> pieces) {
+  TANDEM_TRY(from_host(pieces));
+  return Ticket{0};
+}
+
+Result<std::unique_ptr<PageMemory::HostBuffer>> HostCopiedPageMemory::host_buffer(size_t bytes) {
+  return std::make_unique<PlainBuffer>(bytes);
+}
 
 Result<PageBytes> page_bytes_of(const KvLayout& layout, uint64_t blocks, uint64_t tails) {
   PageBytes out;

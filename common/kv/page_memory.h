@@ -63,6 +63,15 @@ class PageMemory {
   size_t tail_bytes_ = 0;
 };
 
+// Page memory whose copies are the host's own: each is complete when its call returns.
+class HostCopiedPageMemory : public PageMemory {
+ public:
+  Result<Ticket> start_to_host(std::span<const Piece> pieces) final;
+  Result<Ticket> start_from_host(std::span<const Piece> pieces) final;
+  Result<bool> done(Ticket) final { return true; }
+  Result<std::unique_ptr<HostBuffer>> host_buffer(size_t bytes) final;
+};
+
 // Bytes of both areas of a pool. kInvalidArgument when they exceed the address space.
 struct PageBytes {
   size_t pages = 0;

@@ -9,7 +9,7 @@ namespace tandem::transport::testing {
 
 // Memory as a device's looks to the host: its addresses cannot be followed, and only its own copies
 // reach it. Any thread.
-class FarMemory final : public kv::PageMemory, public PageArena {
+class FarMemory final : public kv::HostCopiedPageMemory, public PageArena {
  public:
   explicit FarMemory(size_t bytes) : memory_(bytes) {
     pages_ = far(memory_.data());
@@ -24,19 +24,6 @@ class FarMemory final : public kv::PageMemory, public PageArena {
     for (const Piece& p : pieces) std::memcpy(near(p.page), p.host, p.bytes);
     return {};
   }
-  Result<Ticket> start_to_host(std::span<const Piece> pieces) override {
-    TANDEM_TRY(to_host(pieces));
-    return Ticket{0};
-  }
-  Result<Ticket> start_from_host(std::span<const Piece> pieces) override {
-    TANDEM_TRY(from_host(pieces));
-    return Ticket{0};
-  }
-  Result<bool> done(Ticket) override { return true; }
-  Result<std::unique_ptr<HostBuffer>> host_buffer(size_t bytes) override {
-    return std::make_unique<Buffer>(bytes);
-  }
-
   std::byte* allocate(size_t bytes) override {
     EXPECT_LE(used_ + bytes, memory_.size());
     std::byte* const at = far(memory_.data() + used_);
@@ -51,13 +38,6 @@ class FarMemory final : public kv::PageMemory, public PageArena {
   }
 
  private:
-  class Buffer final : public HostBuffer {
-   public:
-    explicit Buffer(size_t bytes) : memory_(bytes) { bytes_ = memory_; }
-
-   private:
-    std::vector<std::byte> memory_;
-  };
   // Beyond what a process can map.
   static constexpr uintptr_t kFar = uintptr_t{1} << 60;
   static std::byte* far(std::byte* p) {
