@@ -167,18 +167,9 @@ Result<std::unique_ptr<CudaMoe>> CudaWeightLoader::moe(
     const MoeShape& shape, const model::HostTensor& router,
     std::span<const model::HostTensor* const> gate, std::span<const model::HostTensor* const> up,
     std::span<const model::HostTensor* const> down) {
-  if (gate.size() != shape.experts || up.size() != shape.experts || down.size() != shape.experts)
-    return fail(ErrorCode::kMismatch, "expected " + std::to_string(shape.experts) +
-                                          " experts, got " + std::to_string(gate.size()));
   const auto experts = static_cast<int64_t>(shape.experts);
   const int64_t hidden = router.cols();
   const int64_t inner = shape.intermediate;
-  for (size_t e = 0; e < gate.size(); ++e)
-    if (gate[e]->rows() != inner || up[e]->rows() != inner || gate[e]->cols() != hidden ||
-        up[e]->cols() != hidden || down[e]->rows() != hidden || down[e]->cols() != inner)
-      return fail(ErrorCode::kMismatch, gate[e]->name +
-                                            " and its up and down projections do not "
-                                            "have the experts' shape");
   auto moe = std::make_unique<CudaMoe>();
   TANDEM_ASSIGN(moe->router, floats(router));
   const size_t in_bytes = static_cast<size_t>(hidden) * sizeof(Bf16);

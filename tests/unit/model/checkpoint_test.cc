@@ -120,6 +120,25 @@ TEST(CheckpointFolder, BiasesWithoutTheirFlagsAreLeftOutWithAWarning) {
   EXPECT_FALSE(c->contains("model.layers.0.self_attn.q_proj.bias"));
 }
 
+// Here, before any engine sees it: no engine may read past an expert that is smaller than the
+// others.
+TEST(CheckpointFolder, ExpertOfAnotherShapeIsNamedWithBothShapes) {
+  const std::pair<const char*, const char*> wrong[] = {{"down_proj", R"("shape":[64,48])"},
+                                                       {"gate_proj", R"("shape":[48,64])"},
+                                                       {"up_proj", R"("shape":[48,64])"}};
+  for (const auto& [part, shape] : wrong) {
+    TempFolder f;
+    f.copy(kGolden / "qwen3_moe");
+    const std::string name = "model.layers.0.mlp.experts.1." + std::string(part) + ".weight";
+    const std::string before = "\"" + name + R"(":{"dtype":"F32",)" + shape;
+    const std::string after = "\"" + name + R"(":{"dtype":"F32","shape":[96,32])";
+    f.write("model.safetensors", replaced(read_all(f.path() / "model.safetensors"), before, after));
+    EXPECT_THAT(refusal(f.path(), ErrorCode::kMismatch),
+                AllOf(HasSubstr(name), HasSubstr("[96, 32]"),
+                      HasSubstr("the model's configuration needs")));
+  }
+}
+
 TEST(CheckpointFolder, MissingTensorIsNamed) {
   TempFolder f;
   f.copy(kGolden / "mistral_window");
