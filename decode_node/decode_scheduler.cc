@@ -67,15 +67,12 @@ Status DecodeScheduler::State::open_receive(const Sequence& s) {
   plan.pages = h.pages;
   std::vector<BlockId> blocks(table.ids().begin() + h.first_block, table.ids().end());
   plan.destination = [pages, blocks = std::move(blocks)](uint32_t layer, uint32_t page) {
-    const size_t bytes = pages.layout.page_bytes();
-    return std::span(pages.pages + (size_t{layer} * pages.blocks + blocks[page].value) * bytes,
-                     bytes);
+    return pages.page(layer, blocks[page]);
   };
   if (h.tail_rows > 0) {
     plan.tail_rows = h.tail_rows;
     plan.tail_destination = [pages, slot = table.tail.slot()](uint32_t layer) {
-      const size_t bytes = pages.layout.tail_layout().page_bytes();
-      return std::span(pages.tail + (size_t{layer} * pages.tails + slot) * bytes, bytes);
+      return pages.open_page(layer, slot);
     };
   }
   // The lease is ended here, by the sweep; the transport only has to notice when that fails to

@@ -6,26 +6,16 @@
 namespace tandem::prefill {
 namespace {
 
-std::span<const std::byte> page_of(const engine::KvPages& kv, uint32_t layer, BlockId block) {
-  const size_t bytes = kv.layout.page_bytes();
-  return {kv.pages + (size_t{layer} * kv.blocks + block.value) * bytes, bytes};
-}
-
-std::span<const std::byte> tail_of(const engine::KvPages& kv, uint32_t layer, uint32_t slot) {
-  const size_t bytes = kv.layout.tail_layout().page_bytes();
-  return {kv.tail + (size_t{layer} * kv.tails + slot) * bytes, bytes};
-}
-
 Status push_layer(transport::Transport& transport, const engine::KvPages& kv, const PushPlan& plan,
                   uint32_t layer) {
   if (!plan.blocks.empty()) {
     std::vector<std::span<const std::byte>> pages;
     pages.reserve(plan.blocks.size());
-    for (const BlockId block : plan.blocks) pages.push_back(page_of(kv, layer, block));
+    for (const BlockId block : plan.blocks) pages.push_back(kv.page(layer, block));
     TANDEM_TRY(transport.post_pages(plan.transfer, layer, plan.first_page, pages));
   }
   if (plan.tail)
-    TANDEM_TRY(transport.post_tail(plan.transfer, layer, tail_of(kv, layer, *plan.tail)));
+    TANDEM_TRY(transport.post_tail(plan.transfer, layer, kv.open_page(layer, *plan.tail)));
   return {};
 }
 

@@ -70,15 +70,23 @@ struct StepView {
   [[nodiscard]] uint32_t rows() const { return static_cast<uint32_t>(tokens.size()); }
 };
 
-// The KV pool as the engine sees it; addresses are the engine's own memory. Page of (layer, block):
-// pages + (layer*blocks + block)*page_bytes. Tail page of (layer, slot): tail + (layer*tails +
-// slot)*tail_layout.page_bytes.
+// The KV pool as the engine sees it; addresses are the engine's own memory. The pages of a layer
+// lie together, in the order of their blocks; so do its open pages, in tail_layout().
 struct KvPages {
   kv::KvLayout layout;
   std::byte* pages = nullptr;
   uint32_t blocks = 0;
   std::byte* tail = nullptr;
   uint32_t tails = 0;
+
+  [[nodiscard]] std::span<std::byte> page(uint32_t layer, BlockId block) const {
+    const size_t bytes = layout.page_bytes();
+    return {pages + (size_t{layer} * blocks + block.value) * bytes, bytes};
+  }
+  [[nodiscard]] std::span<std::byte> open_page(uint32_t layer, uint32_t slot) const {
+    const size_t bytes = layout.tail_layout().page_bytes();
+    return {tail + (size_t{layer} * tails + slot) * bytes, bytes};
+  }
 };
 
 // What is wanted of one row of a step after the last layer. What it points to stays valid until
@@ -168,8 +176,9 @@ class Ops {
   virtual Result<std::unique_ptr<EmbeddingWeight>> load_embedding(
       const model::HostTensor& table) = 0;
   virtual Result<std::unique_ptr<LinearWeight>> load_tied_head(const EmbeddingWeight& table) = 0;
-  // router [experts, H]; per expert gate/up [I, H] and down [H, I]. The router stays float32
-  // whatever the weight type: rounding it would send tokens to other experts.
+  // router [experts, H]; per expert gate/up [I, H] and down [H, I], as the checkpoint has made sure
+  // for every engine. The router stays float32 whatever the weight type: rounding it would send
+  // tokens to other experts.
   virtual Result<std::unique_ptr<MoeWeight>> load_moe(
       const MoeShape& shape, const model::HostTensor& router,
       std::span<const model::HostTensor* const> gate, std::span<const model::HostTensor* const> up,

@@ -15,16 +15,6 @@ namespace {
 
 constexpr const char* kCommitText = "kv loopback self-test";
 
-std::span<std::byte> page_of(const engine::KvPages& kv, uint32_t layer, BlockId block) {
-  const size_t bytes = kv.layout.page_bytes();
-  return {kv.pages + (size_t{layer} * kv.blocks + block.value) * bytes, bytes};
-}
-
-std::span<std::byte> tail_of(const engine::KvPages& kv, uint32_t layer, uint32_t slot) {
-  const size_t bytes = kv.layout.tail_layout().page_bytes();
-  return {kv.tail + (size_t{layer} * kv.tails + slot) * bytes, bytes};
-}
-
 // A value in [-2, 2] that depends on every coordinate.
 float sample(uint32_t layer, uint32_t head, kv::KvSide side, uint32_t token, uint32_t channel) {
   uint32_t h = layer * 0x9e3779b9U + head * 0x85ebca6bU + token * 0xc2b2ae35U +
@@ -124,12 +114,12 @@ Status LoopbackTest::send(const kv::BlockTable& from, const kv::BlockTable& to, 
   plan.layout = pages.layout;
   plan.pages = 1;
   plan.destination = [pages, block = to.ids()[0]](uint32_t layer, uint32_t) {
-    return page_of(pages, layer, block);
+    return pages.page(layer, block);
   };
   if (tail) {
     plan.tail_rows = kv::kBlockTokens;
     plan.tail_destination = [pages, slot = to.tail.slot()](uint32_t layer) {
-      return tail_of(pages, layer, slot);
+      return pages.open_page(layer, slot);
     };
   }
   plan.deadline = limit;
@@ -142,11 +132,11 @@ Status LoopbackTest::send(const kv::BlockTable& from, const kv::BlockTable& to, 
                                    .tail_rows = tail ? kv::kBlockTokens : 0,
                                    .deadline = limit}));
   for (uint32_t layer = 0; layer < pages.layout.layers; ++layer) {
-    const std::span<const std::byte> page = page_of(pages, layer, from.ids()[0]);
+    const std::span<const std::byte> page = pages.page(layer, from.ids()[0]);
     TANDEM_TRY(transport_.post_pages(kLoopbackTransfer, layer, 0, {&page, 1}));
     if (tail) {
       TANDEM_TRY(
-          transport_.post_tail(kLoopbackTransfer, layer, tail_of(pages, layer, from.tail.slot())));
+          transport_.post_tail(kLoopbackTransfer, layer, pages.open_page(layer, from.tail.slot())));
     }
   }
   return transport_.post_commit(kLoopbackTransfer, kCommitText);
@@ -168,11 +158,11 @@ Status LoopbackTest::compare(const kv::BlockTable& from, const kv::BlockTable& t
                 "decoded values are off by " + std::to_string(error) + " of their size: " + where);
   };
   for (uint32_t layer = 0; layer < pages.layout.layers; ++layer) {
-    TANDEM_TRY(check(pages.layout, layer, page_of(pages, layer, from.ids()[0]),
-                     page_of(pages, layer, to.ids()[0])));
+    TANDEM_TRY(check(pages.layout, layer, pages.page(layer, from.ids()[0]),
+                     pages.page(layer, to.ids()[0])));
     if (!pages.layout.needs_tail()) continue;
-    TANDEM_TRY(check(pages.layout.tail_layout(), layer, tail_of(pages, layer, from.tail.slot()),
-                     tail_of(pages, layer, to.tail.slot())));
+    TANDEM_TRY(check(pages.layout.tail_layout(), layer, pages.open_page(layer, from.tail.slot()),
+                     pages.open_page(layer, to.tail.slot())));
   }
   return {};
 }
@@ -183,10 +173,10 @@ Status LoopbackTest::run(Duration limit) {
   TANDEM_ASSIGN(auto to, kv_.acquire(tokens, false));
   const engine::KvPages pages = kv_.pages();
   for (uint32_t layer = 0; layer < pages.layout.layers; ++layer) {
-    TANDEM_TRY(write(kv_.memory(), page_of(pages, layer, from.table.ids()[0]),
+    TANDEM_TRY(write(kv_.memory(), pages.page(layer, from.table.ids()[0]),
                      encoded_page(pages.layout, layer)));
     if (pages.layout.needs_tail()) {
-      TANDEM_TRY(write(kv_.memory(), tail_of(pages, layer, from.table.tail.slot()),
+      TANDEM_TRY(write(kv_.memory(), pages.open_page(layer, from.table.tail.slot()),
                        encoded_page(pages.layout.tail_layout(), layer)));
     }
   }

@@ -19,11 +19,9 @@ struct Place {
 Place place(const PageSet& set, uint32_t layer, uint32_t block, bool open) {
   const engine::KvPages& p = set.pages;
   if (open && p.layout.needs_tail()) {
-    const kv::KvLayout tail = p.layout.tail_layout();
-    return {p.tail + (size_t{layer} * p.tails + set.tail) * tail.page_bytes(), tail};
+    return {p.open_page(layer, set.tail).data(), p.layout.tail_layout()};
   }
-  const size_t at = size_t{layer} * p.blocks + set.blocks[block].value;
-  return {p.pages + at * p.layout.page_bytes(), p.layout};
+  return {p.page(layer, set.blocks[block]).data(), p.layout};
 }
 
 size_t largest_page(const kv::KvLayout& layout) {

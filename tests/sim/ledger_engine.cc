@@ -45,13 +45,8 @@ std::vector<TokenId> ledger_answer(const LedgerRequest& r, uint32_t vocab, uint3
 std::byte* LedgerEngine::cell(const engine::SequenceInput& input, uint32_t layer, uint32_t position,
                               bool open_page) const {
   const size_t offset = (position % kBlock) * sizeof(Cell);
-  if (open_page) {
-    const size_t bytes = pages_.layout.tail_layout().page_bytes();
-    return pages_.tail + (size_t{layer} * pages_.tails + input.tail) * bytes + offset;
-  }
-  const size_t bytes = pages_.layout.page_bytes();
-  const BlockId block = input.blocks[position / kBlock];
-  return pages_.pages + (size_t{layer} * pages_.blocks + block.value) * bytes + offset;
+  if (open_page) return pages_.open_page(layer, input.tail).data() + offset;
+  return pages_.page(layer, input.blocks[position / kBlock]).data() + offset;
 }
 
 // With a tail layout rows go to the open page, which is encoded into its block when it is full.

@@ -184,7 +184,7 @@ void AttentionRunner::load_partition(const Job& job, const Tile& tile, uint32_t 
                                   QkvColumns(job.shape), job.qkv, job.kv, scratch.exact.data());
       value = key + tail.k_section_bytes();
     } else {
-      key = key_section(layout, pool_page(job.kv, job.layer, sequence.blocks[page]), tile.kv_head);
+      key = key_section(layout, job.kv.page(job.layer, sequence.blocks[page]).data(), tile.kv_head);
       value = key + layout.k_section_bytes();
     }
     kernels_.kv.load_keys(elements.key, key, hd, valid, scratch.keys.data() + slot * kTokens * hd);

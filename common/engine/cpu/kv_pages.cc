@@ -44,13 +44,6 @@ std::byte* key_section(const kv::KvLayout& layout, std::byte* page, uint32_t hea
 std::byte* value_section(const kv::KvLayout& layout, std::byte* page, uint32_t head) {
   return key_section(layout, page, head) + layout.k_section_bytes();
 }
-std::byte* pool_page(const KvPages& kv, uint32_t layer, BlockId block) {
-  return kv.pages + (size_t{layer} * kv.blocks + block.value) * kv.layout.page_bytes();
-}
-std::byte* tail_page(const KvPages& kv, uint32_t layer, uint32_t slot) {
-  return kv.tail + (size_t{layer} * kv.tails + slot) * kv.layout.tail_layout().page_bytes();
-}
-
 void KvWriter::write(const StepView& step, uint32_t layer, const QkvParams& params,
                      const float* q_norm, const float* k_norm, Activation qkv, const KvPages& kv) {
   const Job job{step, layer, params, q_norm, k_norm, qkv, kv};
@@ -79,7 +72,7 @@ void KvWriter::keep_tails(const Job& job) {
                          sequence.start / kTokens != end / kTokens;
     if (!reopens) continue;
     if (kept_.size() < used + bytes) kept_.resize(used + bytes);
-    std::memcpy(kept_.data() + used, tail_page(job.kv, job.layer, sequence.tail), bytes);
+    std::memcpy(kept_.data() + used, job.kv.open_page(job.layer, sequence.tail).data(), bytes);
     kept_at_[s] = static_cast<int64_t>(used);
     used += bytes;
   }
@@ -115,8 +108,8 @@ void KvWriter::write_page(const Job& job, const Item& item) {
   const bool open = layout.needs_tail();
   const kv::KvLayout target = open ? layout.tail_layout() : layout;
   const KvElements elements = kv_elements(target.format);
-  std::byte* page = open ? tail_page(job.kv, job.layer, sequence.tail)
-                         : pool_page(job.kv, job.layer, sequence.blocks[item.page]);
+  std::byte* page = open ? job.kv.open_page(job.layer, sequence.tail).data()
+                         : job.kv.page(job.layer, sequence.blocks[item.page]).data();
   for (uint32_t position = begin; position < end; ++position) {
     const float* row = qkv_row(sequence, position, job.qkv);
     const int64_t token = position % kTokens;
@@ -142,7 +135,7 @@ void KvWriter::seal_page(const Job& job, const Item& item) const {
   std::vector<std::byte> scratch(tail.head_bytes());
   std::vector<float> rows(static_cast<size_t>(kTokens * stride));
   const SequenceView& sequence = job.step.sequences[item.sequence];
-  std::byte* page = pool_page(job.kv, job.layer, sequence.blocks[item.page]);
+  std::byte* page = job.kv.page(job.layer, sequence.blocks[item.page]).data();
   for (uint32_t h = 0; h < layout.kv_heads; ++h) {
     const std::byte* head = exact_head(job.step, item.sequence, job.layer, item.page, h, columns,
                                        job.qkv, job.kv, scratch.data());
@@ -162,7 +155,7 @@ const std::byte* KvWriter::exact_head(const StepView& step, size_t sequence_inde
                                       Activation qkv, const KvPages& kv, std::byte* scratch) const {
   const SequenceView& sequence = step.sequences[sequence_index];
   const kv::KvLayout tail = kv.layout.tail_layout();
-  std::byte* current = tail_page(kv, layer, sequence.tail);
+  std::byte* current = kv.open_page(layer, sequence.tail).data();
   if ((page + 1) * kTokens > sequence.start + sequence.rows)
     return key_section(tail, current, head);
 

@@ -31,8 +31,6 @@ struct QkvColumns {
 // One side of one head in a page.
 [[nodiscard]] std::byte* key_section(const kv::KvLayout& layout, std::byte* page, uint32_t head);
 [[nodiscard]] std::byte* value_section(const kv::KvLayout& layout, std::byte* page, uint32_t head);
-[[nodiscard]] std::byte* pool_page(const KvPages& kv, uint32_t layer, BlockId block);
-[[nodiscard]] std::byte* tail_page(const KvPages& kv, uint32_t layer, uint32_t slot);
 
 // Turns the k and v columns of a step into pages, and finds the exact rows again that the attention
 // of the same layer needs. write() for a layer, then attention for it; device thread only.
