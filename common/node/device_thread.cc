@@ -1,21 +1,15 @@
 #include "common/node/device_thread.h"
 
-#include <pthread.h>
-
 #include <atomic>
 #include <exception>
 #include <future>
 #include <string>
-#include <thread>
 #include <utility>
 
-#include "common/base/bounded_queue.h"
+#include "common/node/job_thread.h"
 
 namespace tandem::node {
 namespace {
-
-// Waking up this often while idle is only a bound on how long stop() can take to be noticed.
-constexpr Duration kIdleWait = std::chrono::seconds(1);
 
 // Engines report errors as values; what still throws (allocation) must not end the process.
 Result<std::vector<engine::SequenceOutput>> run_guarded(const StepFunction& step,
@@ -43,16 +37,13 @@ struct DeviceThread::State {
   State(const Clock& c, Sink s) : clock(c), sink(std::move(s)) {}
 
   void run(const Factory& factory, std::promise<Status> started) {
-    pthread_setname_np(pthread_self(), "tandem-device");
     auto step = make_guarded(factory);
     if (!step) {
       started.set_value(fail(std::move(step).error()));
       return;
     }
     started.set_value({});
-    while (!queue.closed()) {
-      auto job = queue.pop(kIdleWait);
-      if (!job) continue;
+    while (auto job = jobs.next()) {
       StepResult result{.id = job->id, .outputs = {}, .started = clock.now(), .finished = {}};
       result.outputs = run_guarded(*step, *job);
       result.finished = clock.now();
@@ -63,9 +54,8 @@ struct DeviceThread::State {
 
   const Clock& clock;
   Sink sink;
-  BoundedQueue<StepJob> queue{1};
   std::atomic<bool> open{false};
-  std::thread thread;
+  JobThread<StepJob> jobs{1};  // last: its thread uses the others
 };
 
 DeviceThread::DeviceThread(const Clock& clock, Sink sink)
@@ -76,23 +66,20 @@ DeviceThread::~DeviceThread() { stop(); }
 Status DeviceThread::start(Factory factory) {
   std::promise<Status> started;
   auto outcome = started.get_future();
-  state_->thread = std::thread(
-      [state = state_.get(), factory = std::move(factory), started = std::move(started)]() mutable {
-        state->run(factory, std::move(started));
-      });
+  state_->jobs.start("tandem-device", [state = state_.get(), factory = std::move(factory),
+                                       started = std::move(started)]() mutable {
+    state->run(factory, std::move(started));
+  });
   auto status = outcome.get();
   if (!status) stop();
   return status;
 }
 
-void DeviceThread::stop() {
-  state_->queue.close();
-  if (state_->thread.joinable()) state_->thread.join();
-}
+void DeviceThread::stop() { state_->jobs.stop(); }
 
 bool DeviceThread::submit(StepJob job) {
   if (state_->open.exchange(true, std::memory_order_acq_rel)) return false;
-  if (state_->queue.try_push(std::move(job))) return true;
+  if (state_->jobs.submit(std::move(job))) return true;
   state_->open.store(false, std::memory_order_release);
   return false;
 }

@@ -1,20 +1,15 @@
 #include "common/node/mover_thread.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <new>
-#include <thread>
 #include <utility>
 
-#include "common/base/bounded_queue.h"
+#include "common/node/job_thread.h"
 #include "common/node/page_copy.h"
 
 namespace tandem::node {
 namespace {
 
-// Waking up this often while idle is only a bound on how long stop() can take to be noticed.
-constexpr Duration kIdleWait = std::chrono::seconds(1);
 constexpr size_t kQueue = 16;
 // One batch. Long enough to use the link well, short enough (80 us at 50 GB/s) that nobody who
 // shares it notices.
@@ -30,7 +25,7 @@ struct MoverThread::State {
       PageCopy pages(job, staging->bytes());
       for (;;) {
         bytes = pages.bytes();
-        if (queue.closed() || job.cancelled->load(std::memory_order_relaxed)) {
+        if (jobs.stopped() || job.cancelled->load(std::memory_order_relaxed)) {
           return fail(ErrorCode::kCancelled, "the move was cancelled");
         }
         TANDEM_ASSIGN(const bool more, pages.next());
@@ -42,10 +37,7 @@ struct MoverThread::State {
   }
 
   void run() {
-    pthread_setname_np(pthread_self(), "tandem-mover");
-    while (!queue.closed()) {
-      auto job = queue.pop(kIdleWait);
-      if (!job) continue;
+    while (auto job = jobs.next()) {
       MoveResult result{
           .id = job->id, .outcome = {}, .bytes = 0, .started = clock.now(), .finished = {}};
       result.outcome = copy(*job, result.bytes);
@@ -56,9 +48,8 @@ struct MoverThread::State {
 
   const Clock& clock;
   Sink sink;
-  BoundedQueue<MoveJob> queue{kQueue};
   std::unique_ptr<kv::PageMemory::HostBuffer> staging;
-  std::thread thread;
+  JobThread<MoveJob> jobs{kQueue};  // last: its thread uses the others
 };
 
 MoverThread::MoverThread(const Clock& clock, Sink sink)
@@ -68,15 +59,12 @@ MoverThread::~MoverThread() { stop(); }
 
 Status MoverThread::start(kv::PageMemory& device, size_t least_staging) {
   TANDEM_ASSIGN(state_->staging, device.host_buffer(std::max(kStagingBytes, least_staging)));
-  state_->thread = std::thread([state = state_.get()] { state->run(); });
+  state_->jobs.start("tandem-mover", [state = state_.get()] { state->run(); });
   return {};
 }
 
-void MoverThread::stop() {
-  state_->queue.close();
-  if (state_->thread.joinable()) state_->thread.join();
-}
+void MoverThread::stop() { state_->jobs.stop(); }
 
-bool MoverThread::submit(MoveJob job) { return state_->queue.try_push(std::move(job)); }
+bool MoverThread::submit(MoveJob job) { return state_->jobs.submit(std::move(job)); }
 
 }  // namespace tandem::node
