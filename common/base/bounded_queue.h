@@ -29,11 +29,6 @@ class BoundedQueue {
     return true;
   }
 
-  [[nodiscard]] std::optional<T> try_pop() {
-    std::lock_guard lock(mutex_);
-    return take();
-  }
-
   // Waits for at most `timeout`; empty on time-out or when closed and drained.
   [[nodiscard]] std::optional<T> pop(Duration timeout) {
     std::unique_lock lock(mutex_);

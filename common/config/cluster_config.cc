@@ -473,18 +473,4 @@ std::string router_address(const ClusterConfig& config, const NodeSettings& node
   return format_host_port(host, config.router.control.port);
 }
 
-const PrefillNodeSettings* find_prefill(const ClusterConfig& config, std::string_view name) {
-  for (const auto& node : config.prefill) {
-    if (node.name == name) return &node;
-  }
-  return nullptr;
-}
-
-const DecodeNodeSettings* find_decode(const ClusterConfig& config, std::string_view name) {
-  for (const auto& node : config.decode) {
-    if (node.name == name) return &node;
-  }
-  return nullptr;
-}
-
 }  // namespace tandem

@@ -217,10 +217,4 @@ void describe(SchemaVisitor& visitor, ClusterConfig& config);
 // into the loopback address.
 [[nodiscard]] std::string router_address(const ClusterConfig& config, const NodeSettings& node);
 
-// The node of that name, or null.
-[[nodiscard]] const PrefillNodeSettings* find_prefill(const ClusterConfig& config,
-                                                      std::string_view name);
-[[nodiscard]] const DecodeNodeSettings* find_decode(const ClusterConfig& config,
-                                                    std::string_view name);
-
 }  // namespace tandem

@@ -89,7 +89,6 @@ class BlockTable {
 
   [[nodiscard]] size_t size() const { return ids_.size(); }
   [[nodiscard]] bool empty() const { return ids_.empty(); }
-  [[nodiscard]] size_t token_capacity() const { return ids_.size() * kBlockTokens; }
   [[nodiscard]] std::span<const BlockId> ids() const { return ids_; }  // valid until changed
 
   TailHandle tail;

@@ -48,7 +48,6 @@ struct CheckpointSummary {
   uint64_t parameters = 0;
   uint64_t stored_bytes = 0;                      // of the tensors that the model uses
   std::map<StorageType, uint64_t> bytes_by_type;  // sums to stored_bytes
-  [[nodiscard]] uint64_t bytes_as(DType t) const { return parameters * dtype_bytes(t); }
   // "gguf, 272 tensors, 134.5 M parameters, 93.7 MiB stored (q4_1 65.1, q8_0 28.7, f32 0.1)"
   [[nodiscard]] std::string describe() const;
 };

@@ -120,16 +120,6 @@ __global__ void __launch_bounds__(kThreads)
   if (i < count) x[i] += __bfloat162float(bias[i % columns]);
 }
 
-template <typename Unit>
-__global__ void __launch_bounds__(kThreads)
-    gather_kernel(int64_t units, const uint32_t* index, const Unit* in, Unit* out) {
-  allow_next();
-  wait_for_previous();
-  const Unit* from = in + int64_t{index[blockIdx.x]} * units;
-  Unit* to = out + int64_t{blockIdx.x} * units;
-  for (int64_t i = threadIdx.x; i < units; i += kThreads) to[i] = from[i];
-}
-
 const __nv_bfloat16* raw(const Bf16* p) { return reinterpret_cast<const __nv_bfloat16*>(p); }
 __nv_bfloat16* raw(Bf16* p) { return reinterpret_cast<__nv_bfloat16*>(p); }
 
@@ -162,18 +152,6 @@ cudaError_t add_bias(uint32_t rows, int64_t columns, const Bf16* bias, float* x,
   if (count == 0) return cudaSuccess;
   return launch_chained(add_bias_kernel, dim3(blocks_for(count)), dim3(kThreads), 0, stream, count,
                         columns, raw(bias), x);
-}
-
-cudaError_t gather_rows(uint32_t rows, int64_t row_bytes, const uint32_t* index, const void* in,
-                        void* out, cudaStream_t stream) {
-  if (rows == 0 || row_bytes == 0) return cudaSuccess;
-  if (row_bytes % 16 == 0)
-    return launch_chained(gather_kernel<uint4>, dim3(rows), dim3(kThreads), 0, stream,
-                          row_bytes / 16, index, static_cast<const uint4*>(in),
-                          static_cast<uint4*>(out));
-  return launch_chained(gather_kernel<uint32_t>, dim3(rows), dim3(kThreads), 0, stream,
-                        row_bytes / 4, index, static_cast<const uint32_t*>(in),
-                        static_cast<uint32_t*>(out));
 }
 
 }  // namespace tandem::cuda

@@ -40,8 +40,4 @@ cudaError_t silu_mul(uint32_t rows, int64_t intermediate, const Bf16* gate_up, B
 cudaError_t add_bias(uint32_t rows, int64_t columns, const Bf16* bias, float* x,
                      cudaStream_t stream);
 
-// out[i] = in[index[i]], rows of `row_bytes` bytes (a multiple of 4).
-cudaError_t gather_rows(uint32_t rows, int64_t row_bytes, const uint32_t* index, const void* in,
-                        void* out, cudaStream_t stream);
-
 }  // namespace tandem::cuda

@@ -11,10 +11,6 @@
 // (`const __grid_constant__ CUtensorMap`), made on the host by make_tensor_map (tensor_map.h).
 namespace tandem::cuda {
 
-__device__ inline void tma_prefetch_map(const CUtensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 // One thread: copies the box at (x, y, z), x fastest, to shared memory; its bytes count at `full`.
 __device__ inline void tma_load_3d(void* to, const CUtensorMap* map, uint64_t* full, int32_t x,
                                    int32_t y, int32_t z) {

@@ -58,7 +58,7 @@ TEST(BoundedQueue, RefusesWhenFullAndDrainsAfterClose) {
   EXPECT_TRUE(queue.try_push(2));
   EXPECT_FALSE(queue.try_push(3));
   queue.close();
-  EXPECT_EQ(queue.try_pop(), 1);
+  EXPECT_EQ(queue.pop(Duration::zero()), 1);
   EXPECT_EQ(queue.pop(Duration::zero()), 2);
   EXPECT_EQ(queue.pop(Duration::zero()), std::nullopt);
   EXPECT_FALSE(queue.try_push(4));

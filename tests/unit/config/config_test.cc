@@ -79,8 +79,6 @@ TEST(ClusterFile, ReadsEveryKindOfField) {
   EXPECT_EQ(config.prefill[1].chunk_tokens, 64u);
   EXPECT_TRUE(config.decode.empty());
   EXPECT_EQ(router_address(config, config.prefill[0]), "[::1]:7171");
-  EXPECT_EQ(find_prefill(config, "p"), &config.prefill[0]);
-  EXPECT_EQ(find_prefill(config, "nobody"), nullptr);
 }
 
 TEST(ClusterFile, VariablesOverrideTheFile) {
