@@ -7,6 +7,7 @@
 #include "common/config/units.h"
 #include "common/engine/cpu/cpu_ops.h"
 #include "common/engine/engine.h"
+#include "common/node/node_engine.h"
 #include "common/node/page_copy.h"
 
 namespace tandem::node {
@@ -98,24 +99,16 @@ Result<StepFunction> CpuTail::make_engine() {
   engine::CpuOptions options;
   options.threads = deps_.threads;
   options.weights = deps_.model.weights;
-  TANDEM_ASSIGN(std::shared_ptr<engine::HostOps> ops, engine::create_cpu_ops(options));
+  TANDEM_ASSIGN(std::shared_ptr<engine::Ops> ops, engine::create_cpu_ops(options));
   TANDEM_ASSIGN(std::shared_ptr<engine::Engine> engine,
                 engine::Engine::create(*deps_.model.checkpoint, *ops,
                                        {.max_rows = deps_.settings.max_sequences,
                                         .max_context = deps_.model.max_context}));
-  const uint32_t tails = tails_of(layout_, deps_.tails);
-  TANDEM_ASSIGN(memory_, ops->create_kv_memory(layout_, blocks_, tails));
-  const engine::KvPages pages{.layout = layout_,
-                              .pages = memory_->pages(),
-                              .blocks = blocks_,
-                              .tail = memory_->tails(),
-                              .tails = tails};
-  TANDEM_TRY(engine->prepare(pages, deps_.settings.max_sequences));
-  // The engine goes before the ops that own its memory.
-  return StepFunction(
-      [ops, engine = std::move(engine), pages](auto sequences, const auto& hook) mutable {
-        return engine->step(sequences, pages, hook);
-      });
+  TANDEM_ASSIGN(PooledEngine pooled,
+                give_pool(ops, std::move(engine), layout_, blocks_, tails_of(layout_, deps_.tails),
+                          deps_.settings.max_sequences));
+  memory_ = std::move(pooled.memory);
+  return std::move(pooled.step);
 }
 
 void CpuTail::stop() {

@@ -1,18 +1,15 @@
 #include "common/node/node_process.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <future>
+#include <memory>
 #include <utility>
 
 #include "common/base/run_file.h"
 #include "common/config/config.h"
 #include "common/config/units.h"
-#include "common/engine/cpu/cpu_ops.h"
-#include "common/engine/cuda/cuda_ops.h"
-#include "common/engine/engine.h"
 #include "common/model/checkpoint.h"
 #include "common/net/control_channel.h"
 #include "common/net/http_router.h"
@@ -23,6 +20,8 @@
 #include "common/node/gpu_watch.h"
 #include "common/node/loopback.h"
 #include "common/node/message_log.h"
+#include "common/node/node_engine.h"
+#include "common/node/node_health.h"
 #include "common/node/node_model.h"
 #include "common/node/node_transport.h"
 #include "common/node/startup.h"
@@ -33,15 +32,7 @@ namespace {
 
 // How often deadlines and leases are looked at. Work itself does not wait for a tick.
 constexpr Duration kTick = std::chrono::milliseconds(5);
-// A scheduler that has not ticked for so long is stuck.
-constexpr Duration kStuck = std::chrono::seconds(5);
 constexpr Duration kSelfTestLimit = std::chrono::seconds(10);
-
-uint32_t usable_cpus() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-  return static_cast<uint32_t>(std::max(1, CPU_COUNT(&set)));
-}
 
 }  // namespace
 
@@ -53,8 +44,7 @@ struct NodeProcess::State final : transport::TransportEvents {
         metrics(m),
         generation(random_generation()),
         startup(clock, log, metrics, spec.role_name),
-        ready_gauge(m.gauge("tandem_" + s.role_name + "_ready",
-                            "1 when admitted by a router and not draining")),
+        health(clock, m, s.role_name),
         refusals(m.counter("tandem_" + s.role_name + "_admissions_refused_total",
                            "Times the router refused this node")),
         sessions_lost(m.counter("tandem_" + s.role_name + "_router_sessions_lost_total",
@@ -84,11 +74,18 @@ struct NodeProcess::State final : transport::TransportEvents {
   Status start_scheduler();
   Status connect();
 
-  [[nodiscard]] uint32_t tails() const { return model.layout.needs_tail() ? spec.tails : 0; }
+  // Returns when `work` has run on the control thread, which never blocks.
+  void run_on_control(std::function<void()> work) {
+    auto done = std::make_shared<std::promise<void>>();
+    auto ended = done->get_future();
+    io.post([done, work = std::move(work)] {
+      work();
+      done->set_value();
+    });
+    ended.wait();
+  }
 
-  // ---- device thread, during load_engine()
-  Result<std::unique_ptr<engine::Ops>> create_ops() const;
-  Result<StepFunction> make_engine();
+  [[nodiscard]] uint32_t tails() const { return model.layout.needs_tail() ? spec.tails : 0; }
 
   // ---- control thread
   Status dial();
@@ -99,7 +96,6 @@ struct NodeProcess::State final : transport::TransportEvents {
   void send(const control::ToRouter& message);
   void send_heartbeat();
   void restart_session();
-  void update_ready();
 
   // ---- device threads and the mover's: what a lost device says is the last that is heard of it
   void deliver(StepResult result) {
@@ -155,19 +151,17 @@ struct NodeProcess::State final : transport::TransportEvents {
   MetricsRegistry& metrics;
   const Generation generation;
   Startup startup;
-  Gauge ready_gauge;
+  NodeHealth health;
   Counter refusals, sessions_lost;
 
   NodeModel model;
-  std::string engine_name;
-  size_t weight_bytes = 0;
-  std::unique_ptr<kv::PageMemory> kv_memory;  // between load_engine() and open_kv()
+  NodeEngine engine;  // its step function is the device thread's, its memory goes to open_kv()
   ControlOptions control_options;
   IoThread io{"tandem-control"};
   std::unique_ptr<KvStore> kv;
   std::unique_ptr<transport::Transport> transport;
-  std::unique_ptr<LoopbackTest> loopback;  // during the self-test
-  std::shared_ptr<Scheduler> scheduler;    // control thread, from start_scheduler() on
+  LoopbackTest* loopback = nullptr;      // control thread; during the self-test
+  std::shared_ptr<Scheduler> scheduler;  // control thread, from start_scheduler() on
   DeviceThread device{clock, [this](StepResult result) { deliver(std::move(result)); }};
   std::unique_ptr<CpuTail> tail;  // null: this node has none
   HttpRouter routes;
@@ -177,12 +171,8 @@ struct NodeProcess::State final : transport::TransportEvents {
   std::unique_ptr<IoThread::Timer> tick_timer;
   std::unique_ptr<IoThread::Timer> heartbeat_timer;
 
-  std::atomic<bool> self_test_passed{false};
-  std::atomic<bool> is_admitted{false};
-  std::atomic<bool> is_draining{false};
   std::atomic<bool> is_idle{true};
   std::atomic<bool> is_failed{false};
-  std::atomic<int64_t> last_tick{0};  // nanoseconds of the clock; 0: not started
 };
 
 Status NodeProcess::State::open_model() {
@@ -216,80 +206,33 @@ Status NodeProcess::State::open_endpoints() {
                            {{"metrics", address}});
 }
 
-Result<std::unique_ptr<engine::Ops>> NodeProcess::State::create_ops() const {
-  if (model.device.cuda) {
-    engine::CudaOptions options;
-    options.device = static_cast<int>(model.device.index);
-    options.max_rows = spec.settings.max_batch_tokens;
-    options.max_context = model.max_context;
-    options.max_sequences = spec.settings.max_sequences;
-    options.memory_utilization = gpu_memory_share(spec.config, spec.settings);
-    options.libraries = spec.config.gpu.libraries;
-    if (!spec.run_dir.empty()) options.algorithm_file = spec.run_dir + "/cublaslt.txt";
-    return engine::create_cuda_ops(options, model.checkpoint->config());
-  }
-  engine::CpuOptions options;
-  options.threads = compute_threads(spec.config, spec.settings, usable_cpus());
-  options.cpus.assign(spec.settings.cpus.begin(), spec.settings.cpus.end());
-  options.weights = model.weights;
-  TANDEM_ASSIGN(std::unique_ptr<engine::Ops> ops, engine::create_cpu_ops(options));
-  return ops;
-}
-
-// On the device thread, which owns the engine from here on; the pool's memory goes to the control
-// thread's store.
-Result<StepFunction> NodeProcess::State::make_engine() {
-  TANDEM_ASSIGN(std::shared_ptr<engine::Ops> ops, create_ops());
-  const engine::EngineOptions options{.max_rows = spec.settings.max_batch_tokens,
-                                      .max_context = model.max_context};
-  TANDEM_ASSIGN(std::shared_ptr<engine::Engine> engine,
-                engine::Engine::create(*model.checkpoint, *ops, options));
-  if (model.blocks == 0) {
-    TANDEM_ASSIGN(const auto limit, ops->kv_memory_limit(model.layout));
-    const uint64_t tails = spec.tails * model.layout.tail_layout().block_bytes();
-    const uint64_t bytes = limit.value_or(0);
-    TANDEM_TRY(set_blocks(spec.settings,
-                          bytes > tails ? (bytes - tails) / model.layout.block_bytes() : 0, model));
-  }
-  TANDEM_ASSIGN(kv_memory, ops->create_kv_memory(model.layout, model.blocks, tails()));
-  const engine::KvPages pages{.layout = model.layout,
-                              .pages = kv_memory->pages(),
-                              .blocks = model.blocks,
-                              .tail = kv_memory->tails(),
-                              .tails = tails()};
-  TANDEM_TRY(engine->prepare(pages, spec.settings.max_sequences));
-  engine_name = ops->name();
-  weight_bytes = ops->weight_bytes();
-  // The engine goes before the ops that own its memory.
-  StepFunction step = [ops, engine = std::move(engine), pages](auto sequences,
-                                                               const auto& hook) mutable {
-    return engine->step(sequences, pages, hook);
-  };
-  return spec.wrap_step ? spec.wrap_step(std::move(step)) : step;
-}
-
 Status NodeProcess::State::load_engine() {
-  TANDEM_TRY(device.start([this] { return make_engine(); }));
+  TANDEM_TRY(device.start([this]() -> Result<StepFunction> {
+    TANDEM_ASSIGN(engine,
+                  create_node_engine(spec.config, spec.settings, spec.run_dir, tails(), model));
+    StepFunction step = std::exchange(engine.pooled.step, {});  // lives and ends on this thread
+    return spec.wrap_step ? spec.wrap_step(std::move(step)) : step;
+  }));
   model.checkpoint->release_pages();
   if (const auto choice = parse_device(spec.settings.device); choice && choice->cuda) {
     gpu_watch = watch_device(choice->index, spec.config.gpu.libraries,
                              {.clock = clock, .log = log, .metrics = metrics});
   }
-  log.info("engine_loaded", {{"engine", engine_name},
+  log.info("engine_loaded", {{"engine", engine.name},
                              {"device", model.device.name()},
                              {"stored_bytes", model.checkpoint->summary().stored_bytes},
-                             {"weight_bytes", weight_bytes}});
+                             {"weight_bytes", engine.weight_bytes}});
   return {};
 }
 
 Status NodeProcess::State::open_kv() {
-  const uint64_t bytes = kv_memory->bytes();
+  const uint64_t bytes = engine.pooled.memory->bytes();
   TANDEM_ASSIGN(
       kv,
       KvStore::create(
           {.pool = {.layout = model.layout, .blocks = model.blocks, .tails = tails(), .memory = {}},
            .prefix_cache = spec.config.kv.prefix_cache},
-          std::move(kv_memory)));
+          std::move(engine.pooled.memory)));
   log.info("kv_pool", {{"layout", model.layout.describe()},
                        {"device", model.device.name()},
                        {"blocks", model.blocks},
@@ -335,20 +278,12 @@ Status NodeProcess::State::start_transport() {
 }
 
 Status NodeProcess::State::self_test() {
-  auto test = std::make_unique<LoopbackTest>(*kv, *transport, generation);
-  LoopbackTest& running = *test;
-  io.post([this, &test] { loopback = std::move(test); });
-  std::promise<void> in_place;
-  io.post([&] { in_place.set_value(); });
-  in_place.get_future().wait();
-  TANDEM_TRY(running.run(kSelfTestLimit));
-  std::promise<void> gone;
-  io.post([&] {
-    loopback.reset();
-    gone.set_value();
-  });
-  gone.get_future().wait();
-  self_test_passed = true;
+  LoopbackTest test(*kv, *transport, generation);
+  run_on_control([&] { loopback = &test; });
+  Status outcome = test.run(kSelfTestLimit);
+  run_on_control([&] { loopback = nullptr; });
+  TANDEM_TRY(outcome);
+  health.passed_self_test();
   return {};
 }
 
@@ -378,10 +313,9 @@ Status NodeProcess::State::connect() {
   TANDEM_ASSIGN(control_options.shared_key, load_shared_key(spec.config.router.control));
   control_options.handshake_timeout = spec.config.router.control.handshake_timeout;
   control_options.peer_timeout = spec.config.router.control.peer_timeout;
-  std::promise<Status> made;
-  auto outcome = made.get_future();
-  io.post([this, &made] { made.set_value(dial()); });
-  return outcome.get();
+  Status outcome;
+  run_on_control([&] { outcome = dial(); });
+  return outcome;
 }
 
 Status NodeProcess::State::dial() {
@@ -404,7 +338,7 @@ Status NodeProcess::State::dial() {
 void NodeProcess::State::tick() {
   scheduler->tick();
   is_idle.store(scheduler->idle(), std::memory_order_relaxed);
-  last_tick.store(std::max<int64_t>(clock.now().since_start.count(), 1), std::memory_order_relaxed);
+  health.ticked();
 }
 
 control::Hello NodeProcess::State::make_hello() const {
@@ -436,15 +370,14 @@ control::Hello NodeProcess::State::make_hello() const {
   hello.set_kv_block_bytes(model.layout.block_bytes());
   hello.set_max_sequences(spec.settings.max_sequences);
   hello.set_max_batch_tokens(spec.settings.max_batch_tokens);
-  hello.set_engine(engine_name);
+  hello.set_engine(engine.name);
   hello.set_build_version(spec.version);
-  hello.set_self_test_passed(self_test_passed);
+  hello.set_self_test_passed(health.self_test_passed());
   return hello;
 }
 
 void NodeProcess::State::admitted(const control::Welcome& welcome) {
-  is_admitted = true;
-  update_ready();
+  health.admitted(true);
   log.info("admitted_by_router", {{"router_generation", welcome.router_generation()},
                                   {"heartbeat_ms", welcome.heartbeat_ms()},
                                   {"seconds_since_start", startup.total_seconds()}});
@@ -454,8 +387,7 @@ void NodeProcess::State::admitted(const control::Welcome& welcome) {
 }
 
 void NodeProcess::State::disconnected(const Error& reason) {
-  is_admitted = false;
-  update_ready();
+  health.admitted(false);
   sessions_lost.add();
   heartbeat_timer.reset();
   log.warning("router_lost", reason, {});
@@ -484,39 +416,14 @@ void NodeProcess::State::restart_session() {
   if (auto status = dial(); !status) log.error("router_dial", status.error());
 }
 
-void NodeProcess::State::update_ready() {
-  ready_gauge.set(is_admitted && self_test_passed && !is_draining ? 1 : 0);
-}
-
 void NodeProcess::State::serve() {
-  const auto text = [](int status, std::string body) {
-    return HttpResponse{.status = status,
-                        .content_type = "text/plain; charset=utf-8",
-                        .headers = {},
-                        .body = std::move(body)};
-  };
   routes.exact("GET", "/metrics", [this](const HttpRequest&, const HttpResponder& responder) {
     responder.respond({.status = 200,
                        .content_type = std::string(kMetricsContentType),
                        .headers = {},
                        .body = metrics.exposition()});
   });
-  routes.exact("GET", "/health/live", [this, text](const HttpRequest&, const HttpResponder& r) {
-    const int64_t last = last_tick.load(std::memory_order_relaxed);
-    const bool stuck = last != 0 && clock.now().since_start - Duration(last) > kStuck;
-    r.respond(stuck ? text(503, "the scheduler does not advance\n") : text(200, "live\n"));
-  });
-  routes.exact("GET", "/health/ready", [this, text](const HttpRequest&, const HttpResponder& r) {
-    if (!self_test_passed) {
-      r.respond(text(503, "starting\n"));
-    } else if (is_draining) {
-      r.respond(text(503, "draining\n"));
-    } else if (!is_admitted) {
-      r.respond(text(503, "not admitted by a router\n"));
-    } else {
-      r.respond(text(200, "ready\n"));
-    }
-  });
+  health.serve(routes);
 }
 
 NodeProcess::NodeProcess(const NodeSpec& spec, const Clock& clock, const Logger& log,
@@ -542,10 +449,9 @@ Status NodeProcess::start() {
 }
 
 void NodeProcess::drain() {
-  state_->is_draining = true;
+  state_->health.draining();
   state_->is_idle = false;  // until a tick has looked
   state_->io.post([s = state_.get()] {
-    s->update_ready();
     if (!s->scheduler) return;
     s->scheduler->drain();
     s->send_heartbeat();
