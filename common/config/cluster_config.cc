@@ -252,14 +252,18 @@ void describe(SchemaVisitor& v, MetricsEndpointSettings& c) {
 }
 
 void describe(SchemaVisitor& v, TransportSettings& c) {
-  v.choice({.key = "kind",
-            .doc = "How KV travels. `cuda_ipc`: between GPUs of one host, or on one GPU; `nccl`: "
-                   "between GPUs of one host, one process each; `ucx`: between any processes and "
-                   "hosts; `inproc`: within one process only. `auto`: `cuda_ipc` on a node with a "
-                   "GPU whose links are sound, else `ucx`; the log says which and why. GPUs of "
-                   "several hosts need `ucx`. All nodes need the same.",
-            .example = "cuda_ipc"},
-           c.kind, kTransportChoiceNames);
+  v.choice(
+      {.key = "kind",
+       .doc =
+           "How KV travels. `cuda_ipc`: between GPUs of one host, or on one GPU; `nccl`: "
+           "between GPUs of one host, one process each; `ucx`: between any processes and "
+           "hosts; `inproc`: within one process only. `auto`: `cuda_ipc` where every node of the "
+           "file is on a GPU and those of prefill and decode nodes reach each other over "
+           "NVLink (a quarter of the links at least), a PCIe switch or as one card, else "
+           "`ucx`; log, metrics and status page say which and why. GPUs of several hosts "
+           "need `ucx`. All nodes need the same.",
+       .example = "cuda_ipc"},
+      c.kind, kTransportChoiceNames);
   v.text({.key = "ucx_tls",
           .doc = "Transports UCX may use, as in UCX_TLS. Empty: posix,tcp,self.",
           .example = "tcp"},

@@ -69,11 +69,6 @@ void GpuWatch::run(Duration period) {
   }
 }
 
-std::vector<std::string> GpuWatch::problems() const {
-  std::lock_guard lock(mutex_);
-  return problems_;
-}
-
 void GpuWatch::sample() {
   auto now = read_();
   series_->gauge("readable_state", "1 when the card answers NVML", card_,
@@ -138,20 +133,17 @@ void GpuWatch::publish(const cuda::CardHealth& now) {
 }
 
 void GpuWatch::judge(const cuda::CardHealth& now, double seconds) {
-  std::vector<std::string> found = cuda::link_problems(now, last_ ? &*last_ : nullptr, seconds);
+  const std::vector<std::string> found =
+      cuda::link_problems(now, last_ ? &*last_ : nullptr, seconds);
   series_->gauge("link_degraded_state", "1 while NVLink, PCIe or memory are not as they should be",
                  card_, std::optional(found.empty() ? 0 : 1));
-  std::vector<std::string> before;
-  {
-    std::lock_guard lock(mutex_);
-    before = std::exchange(problems_, found);
-  }
-  if (before.empty() && !found.empty()) {
+  const bool before = std::exchange(degraded_, !found.empty());
+  if (!before && degraded_) {
     std::string text = found[0];
     for (size_t i = 1; i < found.size(); ++i) text += "; " + found[i];
     log_.warning("gpu_link_degraded", {{"gpu", card_}, {"uuid", now.uuid}, {"problems", text}});
   }
-  if (!before.empty() && found.empty()) log_.info("gpu_link_recovered", {{"gpu", card_}});
+  if (before && !degraded_) log_.info("gpu_link_recovered", {{"gpu", card_}});
 }
 
 std::unique_ptr<GpuWatch> watch_device(uint32_t index, const std::vector<std::string>& folders,

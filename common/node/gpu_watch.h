@@ -37,9 +37,6 @@ class GpuWatch {
   void start(Duration period);  // the first reading at once
   void sample();                // one reading now; start() does it for you
 
-  // What link_problems() said last: transports ask it when they choose.
-  [[nodiscard]] std::vector<std::string> problems() const;
-
  private:
   struct Series;
 
@@ -57,11 +54,11 @@ class GpuWatch {
   std::optional<cuda::CardHealth> last_;
   TimePoint last_time_{};
   bool unreadable_ = false;
+  bool degraded_ = false;
 
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::condition_variable wake_;
-  bool stopping_ = false;              // under mutex_
-  std::vector<std::string> problems_;  // under mutex_
+  bool stopping_ = false;  // under mutex_
   std::thread thread_;
 };
 

@@ -159,6 +159,7 @@ struct NodeProcess::State final : transport::TransportEvents {
   ControlOptions control_options;
   IoThread io{"tandem-control"};
   std::unique_ptr<KvStore> kv;
+  ChosenTransport chosen_transport;
   std::unique_ptr<transport::Transport> transport;
   LoopbackTest* loopback = nullptr;      // control thread; during the self-test
   std::shared_ptr<Scheduler> scheduler;  // control thread, from start_scheduler() on
@@ -260,20 +261,30 @@ Status NodeProcess::State::open_tail() {
 }
 
 Status NodeProcess::State::start_transport() {
-  TransportPlace place{.libraries = spec.config.gpu.libraries};
-  if (model.device.cuda) place.device = static_cast<int>(model.device.index);
-  if (gpu_watch) place.link_problems = gpu_watch->problems();
-  const ChosenTransport chosen = choose_transport(spec.settings.transport, place);
+  const bool automatic = spec.settings.transport.kind == TransportChoice::kAuto;
+  const CardReadings readings =
+      automatic && model.device.cuda ? nvml_readings(spec.config.gpu.libraries) : CardReadings{};
+  const TransportPlace place =
+      automatic ? transport_place(spec.config, spec.settings, readings) : TransportPlace{};
+  chosen_transport = choose_transport(spec.settings.transport, place);
   TANDEM_ASSIGN(
       transport,
-      open_transport(chosen, spec.settings.transport, place,
+      open_transport(chosen_transport, spec.settings.transport,
+                     model.device.cuda ? std::optional(model.device.index) : std::nullopt,
+                     spec.config.gpu.libraries,
                      {.self = generation, .clock = clock, .events = *this, .memory = &kv->memory()},
                      [this](const std::string& text) {
                        log.warning("transport_warning", {{"detail", text}});
                      }));
+  metrics
+      .gauges("tandem_" + spec.role_name + "_transport_choice_info",
+              "1 for the transport in use and why it was chosen",
+              {Label{"transport", {}}, Label{"reason", {}}})
+      .with({transport->name(), label(chosen_transport.reason)})
+      .set(1);
   log.info("transport", {{"transport", transport->name()},
                          {"detail", transport->detail()},
-                         {"reason", chosen.reason}});
+                         {"reason", chosen_transport.text}});
   return {};
 }
 
@@ -362,6 +373,7 @@ control::Hello NodeProcess::State::make_hello() const {
   }
   hello.set_transport(std::string(transport->name()));
   hello.set_transport_detail(transport->detail());
+  hello.set_transport_reason(chosen_transport.text);
   hello.set_transport_address(transport->address());
   hello.set_model_id(model.id);
   hello.set_vocab_size(m.vocab);

@@ -9,36 +9,117 @@
 
 namespace tandem::node {
 
-ChosenTransport choose_transport(const TransportSettings& settings, const TransportPlace& place) {
-  if (settings.kind != TransportChoice::kAuto) {
-    return {settings.kind, "transport.kind names it"};
+namespace {
+
+const NodeSettings* node_in_host_memory(const ClusterConfig& config) {
+  const auto on_host = [](const NodeSettings& node) {
+    const auto device = parse_device(node.device);
+    return device && !device->cuda;
+  };
+  for (const NodeSettings& node : config.prefill) {
+    if (on_host(node)) return &node;
   }
-  if (!place.device) return {TransportChoice::kUcx, "KV lies in host memory"};
-  if (!place.link_problems.empty()) {
-    std::string problems;
-    for (const std::string& problem : place.link_problems) {
-      problems += (problems.empty() ? "" : "; ") + problem;
-    }
-    return {TransportChoice::kUcx, "the GPU's links are not sound: " + problems};
+  for (const NodeSettings& node : config.decode) {
+    if (on_host(node)) return &node;
   }
-  return {TransportChoice::kCudaIpc, "KV lies on cuda:" + std::to_string(*place.device)};
+  return nullptr;
 }
 
-Result<std::unique_ptr<transport::Transport>> open_transport(const ChosenTransport& chosen,
-                                                             const TransportSettings& settings,
-                                                             const TransportPlace& place,
-                                                             const transport::TransportDeps& deps,
-                                                             WarningHandler on_warning) {
-  const transport::DeviceTransportOptions device{
-      .device = place.device.value_or(0), .libraries = place.libraries, .on_warning = on_warning};
+std::string add_line(std::string text, const std::string& line) {
+  return text.empty() ? line : text + "; " + line;
+}
+
+ChosenTransport choose_by_links(const std::vector<CardLink>& links) {
+  std::string avoided;
+  std::string degraded;
+  for (const CardLink& link : links) {
+    const cuda::PairVerdict verdict = cuda::judge_pair(link.pair, link.problems_a, link.problems_b);
+    const std::string line = link.name() + ": " + verdict.reason;
+    if (!verdict.peer_access) {
+      avoided = add_line(std::move(avoided), line);
+    } else if (verdict.degraded) {
+      degraded = add_line(std::move(degraded), line);
+    }
+  }
+  if (!avoided.empty()) return {TransportChoice::kUcx, TransportReason::kLinkAvoided, avoided};
+  if (!degraded.empty()) {
+    return {TransportChoice::kCudaIpc, TransportReason::kDegradedLink,
+            degraded + "; still faster than through the host"};
+  }
+  return {TransportChoice::kCudaIpc, TransportReason::kDirect,
+          "the GPUs of this file's nodes reach each other directly"};
+}
+
+}  // namespace
+
+std::string_view label(TransportReason reason) {
+  switch (reason) {
+    case TransportReason::kConfigured:
+      return "configured";
+    case TransportReason::kHostMemory:
+      return "host_memory";
+    case TransportReason::kPeerHostMemory:
+      return "peer_host_memory";
+    case TransportReason::kPeersElsewhere:
+      return "peers_elsewhere";
+    case TransportReason::kLinkAvoided:
+      return "link_avoided";
+    case TransportReason::kDegradedLink:
+      return "degraded_link";
+    case TransportReason::kDirect:
+      return "direct";
+  }
+  return "unknown";
+}
+
+TransportPlace transport_place(const ClusterConfig& config, const NodeSettings& node,
+                               const CardReadings& readings) {
+  TransportPlace place;
+  const auto device = parse_device(node.device);
+  if (!device || !device->cuda) return place;
+  place.device = device->index;
+  if (const NodeSettings* host = node_in_host_memory(config); host != nullptr) {
+    place.host_node = host->name;
+  } else {
+    place.links = read_card_links(card_pairs(config), readings);
+  }
+  return place;
+}
+
+ChosenTransport choose_transport(const TransportSettings& settings, const TransportPlace& place) {
+  if (settings.kind != TransportChoice::kAuto) {
+    return {settings.kind, TransportReason::kConfigured, "transport.kind names it"};
+  }
+  if (!place.device) {
+    return {TransportChoice::kUcx, TransportReason::kHostMemory, "KV lies in host memory"};
+  }
+  if (!place.host_node.empty()) {
+    return {TransportChoice::kUcx, TransportReason::kPeerHostMemory,
+            "KV of node " + place.host_node + " lies in host memory"};
+  }
+  if (place.links.empty()) {
+    return {TransportChoice::kUcx, TransportReason::kPeersElsewhere,
+            "this file has no nodes of the other role: they are on other hosts"};
+  }
+  return choose_by_links(place.links);
+}
+
+Result<std::unique_ptr<transport::Transport>> open_transport(
+    const ChosenTransport& chosen, const TransportSettings& settings,
+    std::optional<uint32_t> device, const std::vector<std::string>& libraries,
+    const transport::TransportDeps& deps, WarningHandler on_warning) {
+  const transport::DeviceTransportOptions device_options{
+      .device = static_cast<int>(device.value_or(0)),
+      .libraries = libraries,
+      .on_warning = on_warning};
   switch (chosen.kind) {
     case TransportChoice::kUcx:
       return transport::create_ucx_transport(
           {.tls = settings.ucx_tls, .on_warning = std::move(on_warning)}, deps);
     case TransportChoice::kCudaIpc:
-      return transport::create_cuda_ipc_transport(device, deps);
+      return transport::create_cuda_ipc_transport(device_options, deps);
     case TransportChoice::kNccl:
-      return transport::create_nccl_transport(device, deps);
+      return transport::create_nccl_transport(device_options, deps);
     case TransportChoice::kAuto:
     case TransportChoice::kInproc:
       break;

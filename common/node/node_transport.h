@@ -5,10 +5,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/base/result.h"
 #include "common/config/cluster_config.h"
+#include "common/node/card_links.h"
 #include "common/transport/transport.h"
 
 namespace tandem::node {
@@ -17,24 +19,42 @@ namespace tandem::node {
 // transport's thread.
 using WarningHandler = std::function<void(const std::string&)>;
 
-// What the choice of a transport depends on besides the configuration.
+// What the choice of a transport depends on besides the configuration's own word. All nodes of a
+// file need the same transport, so it holds what all of them see alike.
 struct TransportPlace {
-  std::optional<int> device = {};               // the GPU that holds the pool; empty: the host
-  std::vector<std::string> libraries = {};      // folders searched first for NCCL
-  std::vector<std::string> link_problems = {};  // GpuWatch::problems()
+  std::optional<uint32_t> device = {};  // the GPU that holds this node's pool; empty: the host
+  std::string host_node = {};           // a node of the file whose pool is in host memory, if any
+  std::vector<CardLink> links = {};     // empty: the file has no node of the other role
 };
+// Reads the cards' links where they matter for the choice.
+[[nodiscard]] TransportPlace transport_place(const ClusterConfig& config, const NodeSettings& node,
+                                             const CardReadings& readings);
+
+enum class TransportReason : uint8_t {
+  kConfigured,      // transport.kind names it
+  kHostMemory,      // this node's pool is in host memory
+  kPeerHostMemory,  // another node's is
+  kPeersElsewhere,  // the nodes of the other role are not in this file
+  kLinkAvoided,     // no direct way between two cards, or one too degraded
+  kDegradedLink,    // a direct way that is slower than it should be, and still the fastest
+  kDirect,          // cards that reach each other as they should
+};
+[[nodiscard]] std::string_view label(TransportReason reason);  // for metrics
+
 struct ChosenTransport {
   TransportChoice kind = TransportChoice::kUcx;  // never kAuto
-  std::string reason;                            // for the log
+  TransportReason reason = TransportReason::kConfigured;
+  std::string text;  // the reason in a sentence, for the log and the status page
 };
-// What `auto` means here; anything else is taken as it is.
+// What `auto` means here; anything else is taken as it is. Pure.
 [[nodiscard]] ChosenTransport choose_transport(const TransportSettings& settings,
                                                const TransportPlace& place);
 
 // The transport that was chosen; never another one. inproc is refused with the reason: nodes are
-// separate processes.
+// separate processes. `libraries`: folders searched first for NCCL.
 [[nodiscard]] Result<std::unique_ptr<transport::Transport>> open_transport(
-    const ChosenTransport& chosen, const TransportSettings& settings, const TransportPlace& place,
+    const ChosenTransport& chosen, const TransportSettings& settings,
+    std::optional<uint32_t> device, const std::vector<std::string>& libraries,
     const transport::TransportDeps& deps, WarningHandler on_warning = {});
 
 // For the handshake: libraries whose versions two nodes must share, e.g. {"ucx", "1.13.1"}; on a

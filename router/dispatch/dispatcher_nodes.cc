@@ -249,6 +249,7 @@ NodeStatus Dispatcher::Impl::status_of(const Node& n, TimePoint now) const {
   s.engine = n.hello.engine();
   s.transport = n.hello.transport();
   s.transport_detail = n.hello.transport_detail();
+  s.transport_reason = n.hello.transport_reason();
   s.build_version = n.hello.build_version();
   s.max_context = n.hello.max_context();
   s.queued = n.beat.queued();

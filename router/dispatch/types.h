@@ -129,7 +129,7 @@ struct NodeStatus {
   bool draining = false;
   bool stuck = false;  // heartbeats come, the scheduler does not advance
   BreakerState breaker = BreakerState::kClosed;
-  std::string engine, transport, transport_detail, build_version;
+  std::string engine, transport, transport_detail, transport_reason, build_version;
   uint32_t max_context = 0;
   uint32_t queued = 0, running = 0, open_requests = 0;
   uint32_t kv_used = 0, kv_cached = 0, kv_free = 0, kv_total = 0;

@@ -114,7 +114,7 @@ function showNodes(nodes) {
     cell(count(n.tokens_per_second), 'num');
     cell(n.engine, 'mono');
     cell(n.transport, 'mono');
-    row.title = n.transport_detail || n.transport;
+    row.title = (n.transport_detail || n.transport) + (n.transport_reason ? ': ' + n.transport_reason : '');
     return row;
   }));
 }

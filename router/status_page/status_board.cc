@@ -71,6 +71,8 @@ void append_node(std::string& out, const NodeStatus& n, std::string_view state) 
   append_field(out, "transport", n.transport);
   out += ',';
   append_field(out, "transport_detail", n.transport_detail);
+  out += ',';
+  append_field(out, "transport_reason", n.transport_reason);
   out += fmt::format(",\"queued\":{},\"running\":{},\"reservations\":{},", n.queued, n.running,
                      n.reservations);
   out += fmt::format("\"kv\":{{\"used\":{},\"cached\":{},\"free\":{},\"total\":{}}},", n.kv_used,

@@ -67,6 +67,10 @@ def test_the_transport_in_use_is_named(cluster):
     status = cluster.status()
     assert status["transfers"]["transport"].startswith("ucx ")
     assert all(n["transport"] == "ucx" and n["transport_detail"].startswith("ucx ") for n in status["nodes"])
+    assert {n["transport_reason"] for n in status["nodes"]} == {"KV lies in host memory"}
+    for node in ["prefill", "decode"]:
+        chosen = f'tandem_{node}_transport_choice_info{{reason="host_memory",transport="ucx"}} 1'
+        assert chosen in cluster.metrics_text(f"{node}-0")
 
 
 def test_logs_are_json_lines_without_prompts(start):

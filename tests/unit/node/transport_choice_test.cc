@@ -1,34 +1,171 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <set>
 
 #include "common/node/node_transport.h"
 
 namespace tandem::node {
 namespace {
 
-TEST(TransportChoice, AutoGoesByWherePagesLieAndSaysWhy) {
-  const ChosenTransport host = choose_transport({}, {});
-  EXPECT_EQ(host.kind, TransportChoice::kUcx);
-  EXPECT_EQ(host.reason, "KV lies in host memory");
-  const ChosenTransport card = choose_transport({}, {.device = 1});
-  EXPECT_EQ(card.kind, TransportChoice::kCudaIpc);
-  EXPECT_NE(card.reason.find("cuda:1"), std::string::npos);
+using cuda::CardHealth;
+using cuda::CardPair;
+using cuda::PairPath;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+
+ClusterConfig cluster(const std::vector<std::string>& prefill,
+                      const std::vector<std::string>& decode) {
+  ClusterConfig config;
+  config.prefill.clear();
+  config.decode.clear();
+  for (const std::string& device : prefill) {
+    PrefillNodeSettings node;
+    node.name = "prefill-" + std::to_string(config.prefill.size());
+    node.device = device;
+    config.prefill.push_back(node);
+  }
+  for (const std::string& device : decode) {
+    DecodeNodeSettings node;
+    node.name = "decode-" + std::to_string(config.decode.size());
+    node.device = device;
+    config.decode.push_back(node);
+  }
+  return config;
 }
 
-// nixl 1097: what is slower than it should be is avoided and named, never taken in silence.
-TEST(TransportChoice, AutoAvoidsACardWhoseLinksAreNotSound) {
-  const ChosenTransport chosen =
-      choose_transport({}, {.device = 0, .link_problems = {"link 3 is down", "link 5 replays"}});
-  EXPECT_EQ(chosen.kind, TransportChoice::kUcx);
-  EXPECT_NE(chosen.reason.find("link 3 is down; link 5 replays"), std::string::npos);
+CardHealth card(uint32_t active_links) {
+  CardHealth health;
+  health.nvlinks.resize(18);
+  for (uint32_t i = 0; i < active_links; ++i) health.nvlinks[i].active = true;
+  return health;
+}
+
+// A machine whose cards are joined by 18 NVLinks, of which `active` work on card 1.
+CardReadings machine(uint32_t active) {
+  return {.card = [active](uint32_t index) -> Result<CardHealth> {
+            return card(index == 1 ? active : 18);
+          },
+          .pair = [active](uint32_t a, uint32_t b) -> Result<CardPair> {
+            const bool worn = a == 1 || b == 1;
+            return CardPair{PairPath::kNvLink, worn ? active : 18, 18};
+          }};
+}
+
+CardReadings path(PairPath way) {
+  return {.card = [](uint32_t) -> Result<CardHealth> { return CardHealth{}; },
+          .pair = [way](uint32_t, uint32_t) -> Result<CardPair> {
+            return CardPair{way, 0, 0};
+          }};
+}
+
+CardReadings nothing() {
+  return {.card = [](uint32_t) -> Result<CardHealth> {
+            return fail(ErrorCode::kUnavailable, "no NVML");
+          },
+          .pair = [](uint32_t, uint32_t) -> Result<CardPair> {
+            return fail(ErrorCode::kUnavailable, "no NVML");
+          }};
+}
+
+// What every node of the file chooses; all must choose alike.
+ChosenTransport chosen(const ClusterConfig& config, const CardReadings& readings) {
+  std::vector<ChosenTransport> all;
+  for (const NodeSettings& node : config.prefill)
+    all.push_back(choose_transport(node.transport, transport_place(config, node, readings)));
+  for (const NodeSettings& node : config.decode)
+    all.push_back(choose_transport(node.transport, transport_place(config, node, readings)));
+  for (const ChosenTransport& one : all) EXPECT_EQ(one.kind, all.front().kind) << one.text;
+  return all.front();
+}
+
+TEST(CardPairs, AreThoseOfPrefillAndDecodeNodesEachOnce) {
+  EXPECT_THAT(card_pairs(cluster({"cuda:0", "cuda:2"}, {"cuda:2", "cuda:0", "cpu"})),
+              ElementsAre(Pair(0, 0), Pair(0, 2), Pair(2, 2)));
+  EXPECT_THAT(card_pairs(cluster({"cuda:0", "cuda:1"}, {})), IsEmpty());
+}
+
+TEST(TransportChoice, CardsThatReachEachOtherUseTheDirectWay) {
+  const ChosenTransport two = chosen(cluster({"cuda:0"}, {"cuda:1"}), machine(18));
+  EXPECT_EQ(two.kind, TransportChoice::kCudaIpc);
+  EXPECT_EQ(two.reason, TransportReason::kDirect);
+  EXPECT_EQ(chosen(cluster({"cuda:0"}, {"cuda:1"}), path(PairPath::kPcieSwitch)).kind,
+            TransportChoice::kCudaIpc);
+}
+
+// One card needs no link at all, and nothing is asked about it.
+TEST(TransportChoice, OneCardForBothRolesAsksNobody) {
+  const ChosenTransport one = chosen(cluster({"cuda:0"}, {"cuda:0"}), nothing());
+  EXPECT_EQ(one.kind, TransportChoice::kCudaIpc);
+  EXPECT_EQ(one.reason, TransportReason::kDirect);
+}
+
+// nixl 1097: what is slower than it should be is named, never taken in silence.
+TEST(TransportChoice, ADegradedLinkIsNamedAndUsedWhileItIsTheFastest) {
+  const ChosenTransport c = chosen(cluster({"cuda:0"}, {"cuda:1"}), machine(12));
+  EXPECT_EQ(c.kind, TransportChoice::kCudaIpc);
+  EXPECT_EQ(c.reason, TransportReason::kDegradedLink);
+  EXPECT_THAT(c.text, AllOf(HasSubstr("cuda:0 - cuda:1"), HasSubstr("12 of 18 NVLinks are up")));
+}
+
+TEST(TransportChoice, ALinkWithLittleLeftIsAvoidedByEveryNodeOfTheFile) {
+  const ChosenTransport c = chosen(cluster({"cuda:0", "cuda:2"}, {"cuda:1", "cuda:3"}), machine(3));
+  EXPECT_EQ(c.kind, TransportChoice::kUcx);
+  EXPECT_EQ(c.reason, TransportReason::kLinkAvoided);
+  EXPECT_THAT(c.text, AllOf(HasSubstr("cuda:0 - cuda:1: 3 of 18 NVLinks are up"),
+                            HasSubstr("cuda:1 - cuda:2"), ::testing::Not(HasSubstr("cuda:3"))));
+}
+
+TEST(TransportChoice, CardsWithoutADirectWayGoThroughTheHost) {
+  for (const PairPath way :
+       {PairPath::kHostBridge, PairPath::kNumaNode, PairPath::kSystem, PairPath::kUnknown}) {
+    const ChosenTransport c = chosen(cluster({"cuda:0"}, {"cuda:1"}), path(way));
+    EXPECT_EQ(c.kind, TransportChoice::kUcx);
+    EXPECT_EQ(c.reason, TransportReason::kLinkAvoided);
+    EXPECT_THAT(c.text, HasSubstr("going through the host"));
+  }
+  const ChosenTransport unread = chosen(cluster({"cuda:0"}, {"cuda:1"}), nothing());
+  EXPECT_EQ(unread.kind, TransportChoice::kUcx);
+  EXPECT_THAT(unread.text, HasSubstr("no NVML"));
+}
+
+TEST(TransportChoice, ANodeInHostMemoryDecidesForTheWholeFile) {
+  EXPECT_EQ(chosen(cluster({"cpu"}, {"cpu"}), nothing()).reason, TransportReason::kHostMemory);
+  const ClusterConfig mixed = cluster({"cuda:0"}, {"cuda:1", "cpu"});
+  EXPECT_EQ(chosen(mixed, machine(18)).kind, TransportChoice::kUcx);
+  const ChosenTransport c =
+      choose_transport({}, transport_place(mixed, mixed.prefill[0], machine(18)));
+  EXPECT_EQ(c.reason, TransportReason::kPeerHostMemory);
+  EXPECT_THAT(c.text, HasSubstr("decode-1"));
+}
+
+TEST(TransportChoice, PeersOfOtherFilesAreReachedOverTheNetwork) {
+  const ChosenTransport c = chosen(cluster({}, {"cuda:0", "cuda:1"}), machine(18));
+  EXPECT_EQ(c.kind, TransportChoice::kUcx);
+  EXPECT_EQ(c.reason, TransportReason::kPeersElsewhere);
 }
 
 TEST(TransportChoice, WhatIsConfiguredIsTakenAsItIs) {
   for (const TransportChoice kind :
        {TransportChoice::kUcx, TransportChoice::kCudaIpc, TransportChoice::kNccl}) {
-    EXPECT_EQ(
-        choose_transport({.kind = kind, .ucx_tls = {}}, {.device = 0, .link_problems = {"x"}}).kind,
-        kind);
+    const ChosenTransport c = choose_transport({.kind = kind, .ucx_tls = {}}, {.device = 0U});
+    EXPECT_EQ(c.kind, kind);
+    EXPECT_EQ(c.reason, TransportReason::kConfigured);
   }
+}
+
+TEST(TransportChoice, EveryReasonHasALabelOfItsOwn) {
+  std::set<std::string_view> labels;
+  for (const TransportReason reason :
+       {TransportReason::kConfigured, TransportReason::kHostMemory,
+        TransportReason::kPeerHostMemory, TransportReason::kPeersElsewhere,
+        TransportReason::kLinkAvoided, TransportReason::kDegradedLink, TransportReason::kDirect}) {
+    labels.insert(label(reason));
+  }
+  EXPECT_EQ(labels.size(), 7U);
 }
 
 }  // namespace
