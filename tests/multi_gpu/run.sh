@@ -77,12 +77,12 @@ run_one() {
 }
 
 here="$root/tests/multi_gpu"
-devices=cuda:0,cuda:1 small=() model=qwen2-7b checked=(--model chat-6m) formats=() largest=1024 requests=300
+devices=cuda:0,cuda:1 small=() lengths=512,2048,8192 model=qwen2-7b checked=(--model chat-6m) formats=() largest=1024 requests=300
 if [ -n "${TANDEM_SMOLLM2:-}" ]; then checked=(--model smollm2); fi
 if [ "$quick" -eq 1 ]; then formats=(--format bf16) largest=64 requests=100 model=qwen2-7b:8; fi
 export TANDEM_TEST_BIN="$bin"
 if [ "$cpu" -eq 1 ]; then
-  devices=cpu,cpu only=clusters,exposed,topologies model=chat-6m requests=40
+  devices=cpu,cpu only=clusters,exposed,topologies model=chat-6m requests=40 lengths=128,512,2048
   small=(--kv-memory 64MiB)
 fi
 
@@ -115,7 +115,7 @@ if [ "$bench" -eq 1 ]; then
   fi
   if wanted exposed; then
     echo "== what is left of the push when a prompt is computed"
-    run_one exposed 300 python3 "$here/exposed.py" --devices "$devices" --model "$model" --json "$results/exposed.json" "${small[@]}"
+    run_one exposed 300 python3 "$here/exposed.py" --devices "$devices" --model "$model" --tokens "$lengths" --json "$results/exposed.json" "${small[@]}"
     cat "$results/exposed.log"
   fi
   if wanted topologies; then
