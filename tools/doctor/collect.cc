@@ -41,7 +41,7 @@ void collect_transports(Report& report) {
   report.ucx_version = transport::UcxWorker::version();
   TransportFacts ucx{.name = "ucx", .usable = false, .detail = {}};
   const auto worker =
-      transport::UcxWorker::create({.tls = "all"}, {.on_frame = {}, .on_endpoint_failed = {}});
+      transport::UcxWorker::create({.tls = "all"}, {.on_message = {}, .on_endpoint_failed = {}});
   if (worker) {
     ucx.usable = true;
     for (const std::string& lane : (*worker)->available()) {

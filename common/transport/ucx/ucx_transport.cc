@@ -18,6 +18,7 @@
 #include "common/transport/receive_table.h"
 #include "common/transport/send_table.h"
 #include "common/transport/ucx/address.h"
+#include "common/transport/ucx/message.h"
 #include "common/transport/ucx/ucx_log.h"
 #include "common/transport/ucx/worker.h"
 #include "common/transport/wake_fd.h"
@@ -38,6 +39,9 @@ constexpr Duration kShortestNap = std::chrono::microseconds(20);
 // Bytes handed to UCX and not yet on their way, per peer: enough for full speed, little to drop.
 constexpr size_t kWindowBytes = 2u << 20;
 constexpr size_t kMaxPeers = 256;
+// Pages of a frame, so that a message arrives in one piece and is checked and copied where it lies.
+constexpr size_t kFramePayload = 56u << 10;
+static_assert(kFramePayload + (4u << 10) <= UcxWorker::kWholeMessage);
 constexpr Duration kGoodbye = std::chrono::milliseconds(200);
 
 // Work for the UCX thread.
@@ -74,6 +78,7 @@ TransferId transfer_of(const Post& post) {
   return std::visit([](const auto& p) { return p.id; }, post);
 }
 
+// A frame whose bytes are gathered first: pages on a device, a tail, a commit.
 Result<Frame> build(const Post& post, const SendTable::Route& route, PageIo& pages) {
   const FrameOrigin& origin = route.origin;
   if (const auto* p = std::get_if<PostPages>(&post)) {
@@ -144,9 +149,10 @@ class UcxTransport final : public Transport {
                     std::span<const std::span<const std::byte>> pages) override {
     if (pages.empty()) return {};
     TANDEM_TRY(checked(id, sends_.post_pages(id, layer, first_page, pages)));
-    return for_each_frame(first_page, pages, [&](uint32_t first, auto part) {
+    const auto post_frame = [&](uint32_t first, auto part) {
       return post(id, PostPages{id, layer, first, {part.begin(), part.end()}});
-    });
+    };
+    return for_each_frame(first_page, pages, post_frame, kFramePayload);
   }
   Status post_tail(TransferId id, uint32_t layer, std::span<const std::byte> page) override {
     TANDEM_TRY(checked(id, sends_.post_tail(id, layer, page)));
@@ -209,8 +215,8 @@ class UcxTransport final : public Transport {
   void warn(const std::string& text) {
     if (options_.on_warning) options_.on_warning(text);
   }
-  std::optional<Frame> on_frame(std::span<const std::byte> header,
-                                std::span<const std::byte> payload);
+  void on_message(std::span<const std::byte> bytes);
+  void send_answers();
 
   void handle(Connect&& c);
   void handle(PostPages&& p) { enqueue(std::move(p)); }
@@ -230,7 +236,7 @@ class UcxTransport final : public Transport {
       return;
     }
     peer->pending.emplace_back(std::forward<P>(post));
-    pump(*peer, route->address);
+    pump(*peer);
   }
   void forget_post() {
     std::lock_guard lock(mutex_);
@@ -240,7 +246,8 @@ class UcxTransport final : public Transport {
     const auto it = peers_.find(address);
     return it == peers_.end() ? nullptr : &it->second;
   }
-  void pump(Peer& peer, const std::string& address);
+  Result<Peer*> reach(const std::string& address);
+  void pump(Peer& peer);
   void send(Peer& peer, const std::string& address, Frame frame);
   void tell(const SendTable::Route& route, proto::KvFrameKind kind, const Error& error);
   void name_lanes(Peer& peer);
@@ -268,6 +275,7 @@ class UcxTransport final : public Transport {
   // The UCX thread's own.
   std::unordered_map<std::string, Peer> peers_;              // by Transport address
   std::vector<std::pair<std::string, std::string>> failed_;  // address, why
+  std::vector<std::pair<std::string, Frame>> answers_;       // address, of this round's messages
   std::set<std::string> lanes_;
   bool warned_slow_ = false;
   uint64_t uses_ = 0;
@@ -294,7 +302,7 @@ void UcxTransport::run(const std::stop_token& stop, std::promise<Status>& starte
 
 Status UcxTransport::set_up() {
   UcxWorker::Callbacks callbacks;
-  callbacks.on_frame = [this](auto header, auto payload) { return on_frame(header, payload); };
+  callbacks.on_message = [this](auto bytes) { on_message(bytes); };
   callbacks.on_endpoint_failed = [this](UcxWorker::EndpointId id, const std::string& why) {
     for (const auto& [address, peer] : peers_) {
       if (peer.endpoint == id) failed_.emplace_back(address, why);
@@ -319,7 +327,10 @@ void UcxTransport::loop(const std::stop_token& stop) {
   Duration short_nap = kShortestNap;
   while (!stop.stop_requested()) {
     bool any = drain_inbox();
-    for (int i = 0; i < 16 && worker_->progress(); ++i) any = true;
+    for (int i = 0; i < 16 && worker_->progress(); ++i) {
+      any = true;
+      send_answers();
+    }
     if (!failed_.empty()) drop_failed_peers();
     const TimePoint now = clock_.now();
     if (now >= next_sweep) {
@@ -367,60 +378,77 @@ void UcxTransport::sleep_until_event(Duration limit) {
   wake_.drain();
 }
 
-std::optional<Frame> UcxTransport::on_frame(std::span<const std::byte> header_bytes,
-                                            std::span<const std::byte> payload) {
-  counters_.count_received(header_bytes.size() + payload.size());
-  const auto header = proto::parse_kv_header(header_bytes);
+void UcxTransport::on_message(std::span<const std::byte> bytes) {
+  const auto message = parse_ucx_message(bytes);
+  counters_.count_received(message ? message->header.size() + message->payload.size()
+                                   : bytes.size());
+  if (!message) {
+    counters_.rejected_malformed.fetch_add(1);
+    return;
+  }
+  const auto header = proto::parse_kv_header(message->header);
   if (!header) {
     const bool checksum = header.error().code == ErrorCode::kCorruptData;
     (checksum ? counters_.rejected_checksum : counters_.rejected_malformed).fetch_add(1);
-    return std::nullopt;
+    return;
   }
   if (header->kind == proto::KvFrameKind::kAck || header->kind == proto::KvFrameKind::kReject) {
     if (const auto route = sends_.route(header->transfer)) {
-      if (Peer* const peer = find_peer(route->address); peer != nullptr && !peer->named) {
-        name_lanes(*peer);
-      }
+      if (Peer* const peer = find_peer(route->address)) name_lanes(*peer);
     }
-    sends_.deliver(*header, payload);
-    return std::nullopt;
+    sends_.deliver(*header, message->payload);
+    return;
   }
-  const auto answer = receives_.deliver(*header, payload);
-  if (!answer) return std::nullopt;
-  Frame frame = answer->frame();
-  counters_.count_sent(frame.wire_bytes());
-  return frame;
+  if (const auto answer = receives_.deliver(*header, message->payload)) {
+    answers_.emplace_back(message->answer_to, answer->frame());
+  }
+}
+
+// Not from within on_message(): an answer may have to connect first.
+void UcxTransport::send_answers() {
+  for (auto& [address, frame] : std::exchange(answers_, {})) {
+    const auto peer = reach(address);
+    if (!peer) {
+      warn("an answer could not be sent: " + peer.error().to_string());
+      continue;
+    }
+    name_lanes(**peer);  // before anybody learns that a transfer has ended
+    counters_.count_sent(frame.wire_bytes());
+    send(**peer, address, std::move(frame));
+  }
 }
 
 void UcxTransport::handle(Connect&& c) {
   const auto route = sends_.route(c.id);
   if (!route) return;
-  Peer* peer = find_peer(route->address);
+  auto peer = reach(route->address);
+  if (!peer) (void)sends_.end(c.id, std::move(peer).error());
+}
+
+// The peer with this address, connected to if that is new.
+Result<UcxTransport::Peer*> UcxTransport::reach(const std::string& address) {
+  Peer* peer = find_peer(address);
   if (peer == nullptr) {
-    if (!make_room_for_peer()) {
-      (void)sends_.end(c.id, make_error(ErrorCode::kResourceExhausted,
-                                        "all " + std::to_string(kMaxPeers) + " peers are in use"));
-      return;
-    }
     Peer fresh;
-    fresh.address = parse_ucx_address(route->address).value();  // open_send() checked it
-    auto endpoint = worker_->connect(fresh.address.worker);
-    if (!endpoint) {
-      (void)sends_.end(c.id, std::move(endpoint).error());
-      return;
+    TANDEM_ASSIGN(fresh.address, parse_ucx_address(address));
+    if (!make_room_for_peer()) {
+      return fail(ErrorCode::kResourceExhausted,
+                  "all " + std::to_string(kMaxPeers) + " peers are in use");
     }
-    fresh.endpoint = *endpoint;
-    peer = &peers_.emplace(route->address, std::move(fresh)).first->second;
+    TANDEM_ASSIGN(fresh.endpoint, worker_->connect(fresh.address.worker));
+    peer = &peers_.emplace(address, std::move(fresh)).first->second;
   }
   peer->last_used = ++uses_;
+  return peer;
 }
 
 // Builds and sends what the window allows. Frames are built here, so that a transfer that ended
-// takes no time and its memory is not touched after its event.
+// takes no time and its memory is not touched after its event, and not where UCX sends them from: a
+// process that is killed while it writes into another's shared-memory queue blocks that queue.
 //
 // A send may be done before it returns and then asks for the next: the loop that is already running
 // takes it, or as many stack frames would pile up as posts are pending.
-void UcxTransport::pump(Peer& peer, const std::string& address) {
+void UcxTransport::pump(Peer& peer) {
   if (peer.pumping) return;
   peer.pumping = true;
   while (!peer.pending.empty() && peer.in_flight_bytes < kWindowBytes) {
@@ -435,24 +463,28 @@ void UcxTransport::pump(Peer& peer, const std::string& address) {
       continue;
     }
     sends_.count_frame(route->origin.transfer, frame->wire_bytes());
-    send(peer, address, std::move(*frame));
+    send(peer, route->address, std::move(*frame));
   }
   peer.pumping = false;
 }
 
 void UcxTransport::send(Peer& peer, const std::string& address, Frame frame) {
-  const size_t bytes = frame.wire_bytes();
+  const size_t bytes = ucx_message_bytes(address_, frame.payload.size());
   peer.in_flight_bytes += bytes;
+  auto pack = [this, frame = std::move(frame)](std::span<std::byte> to) {
+    write_ucx_message(to, address_, frame);
+  };
   // By address: the peer may be gone when the send is done. A failed send comes with a failed
   // endpoint, which ends the transfers.
   const UcxWorker::EndpointId endpoint = peer.endpoint;
-  worker_->send(endpoint, std::move(frame), [this, address, endpoint, bytes](bool) {
+  auto done = [this, address, endpoint, bytes](bool) {
     Peer* const same = find_peer(address);
     if (same == nullptr || same->endpoint != endpoint) return;
     const bool was_full = same->in_flight_bytes >= kWindowBytes;
     same->in_flight_bytes -= bytes;
-    if (was_full) pump(*same, address);
-  });
+    if (was_full) pump(*same);
+  };
+  worker_->send(endpoint, {bytes, std::move(pack), std::move(done)});
 }
 
 void UcxTransport::tell(const SendTable::Route& route, proto::KvFrameKind kind,
@@ -464,9 +496,10 @@ void UcxTransport::tell(const SendTable::Route& route, proto::KvFrameKind kind,
   send(*peer, route.address, std::move(frame));
 }
 
-// Once the peer has answered. A transfer to itself (a self-test) says nothing about other
-// processes.
+// Once frames have come back or gone back. A transfer to itself (a self-test) says nothing about
+// other processes.
 void UcxTransport::name_lanes(Peer& peer) {
+  if (peer.named) return;
   peer.named = true;
   if (peer.address.worker == worker_->address()) return;
   const std::set<std::string> lanes = worker_->lanes(peer.endpoint);

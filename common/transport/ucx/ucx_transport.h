@@ -17,7 +17,7 @@ struct UcxOptions {
   std::function<void(const std::string&)> on_warning;
 };
 
-// KV transport between processes over UCX active messages. Starts one thread, which owns the
+// KV transport between processes over UCX messages. Starts one thread, which owns the
 // worker; it sleeps when nothing is under way. create() fails with kConfig when UCX can use none of
 // the transports named.
 //

@@ -2,25 +2,28 @@
 
 #include <ucp/api/ucp.h>
 
-#include <chrono>
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <list>
-#include <tuple>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
-#include "common/base/clock.h"
 #include "common/base/unique_handle.h"
 
 namespace tandem::transport {
 namespace {
 
-constexpr unsigned kFrameMessage = 11;  // the one active-message id in use
+constexpr ucp_tag_t kTag = 0;  // one kind of message; receives take any
+// Receives that wait for a message, so that it is read where it arrives; what comes when all are
+// taken is kept by UCX and taken in the same round.
+constexpr size_t kPostedReceives = 16;
+constexpr size_t kUcxHeader = 256;  // room for what UCX puts in front
 // A dead process on this box is noticed by asking the kernel, at this interval; TCP notices by
 // itself.
 constexpr const char* kKeepalive = "200ms";
-constexpr auto kDrain = std::chrono::milliseconds(500);
 
 Error ucx_error(const std::string& what, ucs_status_t status) {
   return make_error(ErrorCode::kTransport, "UCX: " + what + ": " + ucs_status_string(status));
@@ -35,6 +38,11 @@ struct ContextTraits {
   using Handle = ucp_context_h;
   static Handle invalid() { return nullptr; }
   static void close(Handle h) noexcept { ucp_cleanup(h); }
+};
+struct DatatypeTraits {
+  using Handle = ucp_datatype_t;
+  static Handle invalid() { return 0; }
+  static void close(Handle h) noexcept { ucp_dt_destroy(h); }
 };
 struct WorkerTraits {
   using Handle = ucp_worker_h;
@@ -82,13 +90,29 @@ Status set_option(ucp_config_t* config, const char* name, const std::string& val
               "UCX refuses " + std::string(name) + "=" + value + ": " + ucs_status_string(status));
 }
 
-// Without this UCX leaves shared memory out of endpoints that report a peer's death, and takes TCP.
-// Every version from 1.13 to 1.22 takes the key by this name; it warns where no shared memory is in
-// use.
-Status enable_peer_failure(ucp_config_t* config, const std::string& tls) {
-  const bool shared =
-      tls.find("posix") != std::string::npos || tls.find("sysv") != std::string::npos;
-  return shared ? set_option(config, "MM_ERROR_HANDLING", "y") : Status();
+Status configure(ucp_config_t* config, const std::string& tls) {
+  TANDEM_TRY(set_option(config, "TLS", tls));
+  TANDEM_TRY(set_option(config, "KEEPALIVE_INTERVAL", kKeepalive));
+  // Nothing is connected back, see worker.h, and nobody reads or writes our memory.
+  TANDEM_TRY(set_option(config, "RESOLVE_REMOTE_EP_ID", "n"));
+  TANDEM_TRY(set_option(config, "RNDV_THRESH", "inf"));
+  const std::string whole = std::to_string(UcxWorker::kWholeMessage + kUcxHeader);
+  if (tls.find("posix") != std::string::npos || tls.find("sysv") != std::string::npos) {
+    // Without this UCX leaves shared memory out of endpoints that report a peer's death, and takes
+    // TCP. Every version from 1.13 to 1.22 takes the key by this name; it warns where no shared
+    // memory is in use.
+    TANDEM_TRY(set_option(config, "MM_ERROR_HANDLING", "y"));
+    // Its pieces stay small (8 KiB): a process that is killed while it writes one blocks the
+    // receiver's queue for good.
+  }
+  if (tls.find("tcp") != std::string::npos) {
+    TANDEM_TRY(set_option(config, "TX_SEG_SIZE", whole));
+    TANDEM_TRY(set_option(config, "RX_SEG_SIZE", whole));
+  }
+  if (tls.find("self") != std::string::npos) {
+    TANDEM_TRY(set_option(config, "SEG_SIZE", whole));
+  }
+  return {};
 }
 
 }  // namespace
@@ -100,12 +124,21 @@ struct UcxWorker::Impl {
     ucp_ep_h handle = nullptr;
     bool failed = false;
   };
-  // One send in flight: owns the bytes until UCX is done with them.
+  // One send in flight.
   struct Send {
     Impl* owner = nullptr;
-    Frame frame;
-    std::function<void(bool)> done;
+    Outgoing message;
+    std::vector<std::byte> packed;  // only when UCX takes the message in pieces
     std::list<Send>::iterator self;
+  };
+  // One place for a message to come.
+  struct Receive {
+    Impl* owner = nullptr;
+    void* request = nullptr;
+    bool* finished = nullptr;       // told when it ends before the call that posts it returns
+    bool begun = false;             // a message fills it: no longer ours to take back
+    std::vector<std::byte> pieces;  // of a message that comes in several
+    std::list<Receive>::iterator self;
   };
 
   Callbacks callbacks;
@@ -115,24 +148,39 @@ struct UcxWorker::Impl {
   EndpointId next_endpoint = 1;
   std::unordered_map<EndpointId, std::unique_ptr<Endpoint>> endpoints;
   std::list<Send> sends;
-  std::list<void*> closing;  // endpoint closes in progress
+  std::list<Receive> receives;  // known to UCX
+  size_t posted = 0;            // of them those that no message has begun to fill
+  std::list<void*> closing;     // endpoint closes in progress
   // Last, so destroyed first: destroying the worker may still complete sends.
   UniqueHandle<ContextTraits> context;
+  UniqueHandle<DatatypeTraits> outgoing;
+  UniqueHandle<DatatypeTraits> incoming;
   UniqueHandle<WorkerTraits> worker;
 
-  void start_send(ucp_ep_h to, Frame frame, std::function<void(bool)> done);
+  Status open(const Options& options);
+  void start_send(ucp_ep_h to, Outgoing message);
   void finish(Send& send, bool ok) {
-    auto done = std::move(send.done);
+    auto done = std::move(send.message.done);
     sends.erase(send.self);
     if (done) done(ok);
   }
+  bool post_receives();
+  void stop_receiving();
   void reap_closed();
-  [[nodiscard]] bool drain();
 
   static void on_sent(void* request, ucs_status_t status, void* user) {
     auto& send = *static_cast<Send*>(user);
     ucp_request_free(request);
     send.owner->finish(send, status == UCS_OK);
+  }
+  static void on_received(void* request, ucs_status_t, const ucp_tag_recv_info_t*, void* user) {
+    ucp_request_free(request);
+    static_cast<Receive*>(user)->owner->received(*static_cast<Receive*>(user));
+  }
+  void received(Receive& receive) {
+    if (!receive.begun) --posted;
+    if (receive.finished != nullptr) *receive.finished = true;
+    receives.erase(receive.self);
   }
   static void on_error(void* arg, ucp_ep_h, ucs_status_t status) {
     auto& endpoint = *static_cast<Endpoint*>(arg);
@@ -140,39 +188,127 @@ struct UcxWorker::Impl {
     endpoint.failed = true;
     endpoint.owner->callbacks.on_endpoint_failed(endpoint.id, ucs_status_string(status));
   }
-  static ucs_status_t on_message(void* arg, const void* header, size_t header_length, void* data,
-                                 size_t length, const ucp_am_recv_param_t* param) {
-    auto& impl = *static_cast<Impl*>(arg);
-    // Our peers send eagerly; a rendezvous offer is a stranger's and is declined by not taking it.
-    const bool whole = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0;
-    const std::span head(static_cast<const std::byte*>(header), header_length);
-    const std::span body(static_cast<const std::byte*>(data), whole ? length : 0);
-    std::optional<Frame> reply = impl.callbacks.on_frame(head, body);
-    const bool can_reply = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0;
-    if (reply && can_reply) impl.start_send(param->reply_ep, std::move(*reply), {});
-    return UCS_OK;
-  }
+
+  // How UCX reads a Send and fills a Receive. UCX calls these with the object as state.
+  static void* start_pack(void*, const void* buffer, size_t) { return const_cast<void*>(buffer); }
+  static void* start_unpack(void*, void* buffer, size_t) { return buffer; }
+  static size_t send_size(void* state) { return static_cast<Send*>(state)->message.bytes; }
+  static size_t receive_size(void*) { return kMaxMessage; }
+  static size_t pack(void* state, size_t offset, void* to, size_t room);
+  static ucs_status_t unpack(void* state, size_t offset, const void* from, size_t bytes);
+  static void finish_state(void*) {}
+  static constexpr ucp_generic_dt_ops_t kOutgoing = {start_pack, start_unpack, send_size,
+                                                     pack,       unpack,       finish_state};
+  static constexpr ucp_generic_dt_ops_t kIncoming = {start_pack, start_unpack, receive_size,
+                                                     pack,       unpack,       finish_state};
 };
 
-void UcxWorker::Impl::start_send(ucp_ep_h to, Frame frame, std::function<void(bool)> done) {
-  sends.push_back({this, std::move(frame), std::move(done), {}});
+size_t UcxWorker::Impl::pack(void* state, size_t offset, void* to, size_t room) {
+  auto& send = *static_cast<Send*>(state);
+  const size_t bytes = std::min(room, send.message.bytes - offset);
+  if (offset == 0 && bytes == send.message.bytes) {
+    send.message.pack({static_cast<std::byte*>(to), bytes});
+    return bytes;
+  }
+  if (send.packed.empty()) {
+    send.packed.resize(send.message.bytes);
+    send.message.pack(send.packed);
+  }
+  std::memcpy(to, send.packed.data() + offset, bytes);
+  return bytes;
+}
+
+// A message starts with its length, which is how the last piece is known.
+ucs_status_t UcxWorker::Impl::unpack(void* state, size_t offset, const void* from, size_t bytes) {
+  auto& receive = *static_cast<Receive*>(state);
+  Impl& impl = *receive.owner;
+  const std::span piece(static_cast<const std::byte*>(from), bytes);
+  if (offset == 0) {
+    receive.begun = true;
+    --impl.posted;
+    uint32_t length = 0;
+    if (bytes < sizeof(length)) return UCS_OK;  // not ours
+    std::memcpy(&length, from, sizeof(length));
+    if (length > kMaxMessage || length < bytes) return UCS_OK;
+    if (length == bytes) {
+      impl.callbacks.on_message(piece.subspan(sizeof(length)));
+      return UCS_OK;
+    }
+    receive.pieces.reserve(length);
+  }
+  // One sender's pieces come in order over one lane; anything else is not ours.
+  if (offset != receive.pieces.size() || offset + bytes > receive.pieces.capacity()) return UCS_OK;
+  receive.pieces.insert(receive.pieces.end(), piece.begin(), piece.end());
+  uint32_t length = 0;
+  std::memcpy(&length, receive.pieces.data(), sizeof(length));
+  if (receive.pieces.size() == length) {
+    impl.callbacks.on_message(std::span<const std::byte>(receive.pieces).subspan(sizeof(length)));
+  }
+  return UCS_OK;
+}
+
+void UcxWorker::Impl::start_send(ucp_ep_h to, Outgoing message) {
+  // The length goes in front; see unpack().
+  const auto length = static_cast<uint32_t>(message.bytes + sizeof(uint32_t));
+  auto pack_rest = [pack = std::move(message.pack), length](std::span<std::byte> bytes) {
+    std::memcpy(bytes.data(), &length, sizeof(length));
+    pack(bytes.subspan(sizeof(length)));
+  };
+  sends.push_back({this, {length, std::move(pack_rest), std::move(message.done)}, {}, {}});
   Send& send = sends.back();
   send.self = std::prev(sends.end());
   ucp_request_param_t param{};
   param.op_attr_mask =
-      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
-  param.flags = UCP_AM_SEND_FLAG_REPLY | UCP_AM_SEND_FLAG_EAGER;
+      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_DATATYPE;
+  param.datatype = outgoing.get();
   param.cb.send = &Impl::on_sent;
   param.user_data = &send;
-  void* request =
-      ucp_am_send_nbx(to, kFrameMessage, send.frame.header.data(), send.frame.header.size(),
-                      send.frame.payload.data(), send.frame.payload.size(), &param);
+  void* request = ucp_tag_send_nbx(to, &send, 1, kTag, &param);
   if (request == nullptr) {
     finish(send, true);
   } else if (UCS_PTR_IS_ERR(request)) {
     finish(send, false);
   }
   // Else on_sent() follows.
+}
+
+// Keeps places ready; what came while there was none is delivered here. True if anything was.
+bool UcxWorker::Impl::post_receives() {
+  bool any = false;
+  while (posted < kPostedReceives) {
+    Receive& receive = receives.emplace_back();
+    receive.owner = this;
+    receive.self = std::prev(receives.end());
+    ++posted;
+    bool finished = false;
+    receive.finished = &finished;
+    ucp_request_param_t param{};
+    param.op_attr_mask =
+        UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_DATATYPE;
+    param.datatype = incoming.get();
+    param.cb.recv = &Impl::on_received;
+    param.user_data = &receive;
+    void* request = ucp_tag_recv_nbx(worker.get(), &receive, 1, kTag, 0, &param);
+    any |= finished;
+    if (finished) continue;  // its pieces had all come before
+    receive.finished = nullptr;
+    if (UCS_PTR_IS_PTR(request)) {
+      receive.request = request;
+      continue;
+    }
+    received(receive);
+    if (UCS_PTR_IS_ERR(request)) break;
+    any = true;  // it came earlier and is done
+  }
+  return any;
+}
+
+// The places go back; UCX completes each at once.
+void UcxWorker::Impl::stop_receiving() {
+  for (auto it = receives.begin(); it != receives.end();) {
+    Receive& receive = *it++;
+    if (!receive.begun) ucp_request_cancel(worker.get(), receive.request);
+  }
 }
 
 void UcxWorker::Impl::reap_closed() {
@@ -183,76 +319,58 @@ void UcxWorker::Impl::reap_closed() {
   });
 }
 
-// Sends what UCX itself has queued: a peer that just connected is answered over an endpoint of
-// UCX's own, and UCX 1.13 takes an answer that still waits there when the worker is destroyed for a
-// bug and aborts. Nothing waits when a flush is done at once; false when a peer that does not read
-// keeps that from happening.
-bool UcxWorker::Impl::drain() {
-  const SteadyClock clock;
-  const TimePoint give_up = clock.now() + kDrain;
-  while (clock.now() < give_up) {
-    ucp_request_param_t param{};
-    void* request = ucp_worker_flush_nbx(worker.get(), &param);
-    if (!UCS_PTR_IS_PTR(request)) return request == nullptr;
-    while (ucp_request_check_status(request) == UCS_INPROGRESS && clock.now() < give_up) {
-      ucp_worker_progress(worker.get());
-    }
-    ucp_request_free(request);
-  }
-  return false;
-}
-
-Result<std::unique_ptr<UcxWorker>> UcxWorker::create(const Options& options, Callbacks callbacks) {
+Status UcxWorker::Impl::open(const Options& options) {
   ucp_config_t* raw_config = nullptr;
   if (ucs_status_t s = ucp_config_read(nullptr, nullptr, &raw_config); s != UCS_OK) {
     return fail(ucx_error("reading its configuration", s));
   }
   const UniqueHandle<ConfigTraits> config(raw_config);
-  TANDEM_TRY(set_option(raw_config, "TLS", options.tls));
-  TANDEM_TRY(set_option(raw_config, "KEEPALIVE_INTERVAL", kKeepalive));
-  TANDEM_TRY(enable_peer_failure(raw_config, options.tls));
+  TANDEM_TRY(configure(raw_config, options.tls));
 
-  auto impl = std::make_unique<Impl>();
-  impl->callbacks = std::move(callbacks);
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
-  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
-  ucp_context_h context = nullptr;
-  if (ucs_status_t s = ucp_init(&params, raw_config, &context); s != UCS_OK) {
+  params.features = UCP_FEATURE_TAG | UCP_FEATURE_WAKEUP;
+  ucp_context_h new_context = nullptr;
+  if (ucs_status_t s = ucp_init(&params, raw_config, &new_context); s != UCS_OK) {
     return fail(ErrorCode::kConfig, "UCX finds no usable transport among '" + options.tls +
                                         "': " + ucs_status_string(s));
   }
-  impl->context.reset(context);
-  impl->available = transport_names(printed([&](FILE* f) { ucp_context_print_info(context, f); }));
+  context.reset(new_context);
+  available = transport_names(printed([&](FILE* f) { ucp_context_print_info(new_context, f); }));
 
   ucp_worker_params_t worker_params{};
   worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   worker_params.thread_mode = UCS_THREAD_MODE_SINGLE;
-  ucp_worker_h worker = nullptr;
-  if (ucs_status_t s = ucp_worker_create(context, &worker_params, &worker); s != UCS_OK) {
+  ucp_worker_h new_worker = nullptr;
+  if (ucs_status_t s = ucp_worker_create(new_context, &worker_params, &new_worker); s != UCS_OK) {
     return fail(ucx_error("creating a worker", s));
   }
-  impl->worker.reset(worker);
-  if (ucs_status_t s = ucp_worker_get_efd(worker, &impl->event_fd); s != UCS_OK) {
+  worker.reset(new_worker);
+  if (ucs_status_t s = ucp_worker_get_efd(new_worker, &event_fd); s != UCS_OK) {
     return fail(ucx_error("getting the event descriptor", s));
   }
-  ucp_am_handler_param_t handler{};
-  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
-                       UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
-  handler.id = kFrameMessage;
-  handler.flags = UCP_AM_FLAG_WHOLE_MSG;
-  handler.cb = &Impl::on_message;
-  handler.arg = impl.get();
-  if (ucs_status_t s = ucp_worker_set_am_recv_handler(worker, &handler); s != UCS_OK) {
-    return fail(ucx_error("installing the frame handler", s));
+  for (auto [ops, type] : {std::pair(&kOutgoing, &outgoing), std::pair(&kIncoming, &incoming)}) {
+    ucp_datatype_t made = 0;
+    if (ucs_status_t s = ucp_dt_create_generic(ops, this, &made); s != UCS_OK) {
+      return fail(ucx_error("describing messages", s));
+    }
+    type->reset(made);
   }
   ucp_address_t* own = nullptr;
   size_t own_bytes = 0;
-  if (ucs_status_t s = ucp_worker_get_address(worker, &own, &own_bytes); s != UCS_OK) {
+  if (ucs_status_t s = ucp_worker_get_address(new_worker, &own, &own_bytes); s != UCS_OK) {
     return fail(ucx_error("reading the worker's address", s));
   }
-  impl->address.assign(reinterpret_cast<const char*>(own), own_bytes);
-  ucp_worker_release_address(worker, own);
+  address.assign(reinterpret_cast<const char*>(own), own_bytes);
+  ucp_worker_release_address(new_worker, own);
+  return {};
+}
+
+Result<std::unique_ptr<UcxWorker>> UcxWorker::create(const Options& options, Callbacks callbacks) {
+  auto impl = std::make_unique<Impl>();
+  impl->callbacks = std::move(callbacks);
+  TANDEM_TRY(impl->open(options));
+  (void)impl->post_receives();
   return std::unique_ptr<UcxWorker>(new UcxWorker(std::move(impl)));
 }
 
@@ -260,15 +378,9 @@ UcxWorker::UcxWorker(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 UcxWorker::~UcxWorker() {
   impl_->callbacks.on_endpoint_failed = [](EndpointId, const std::string&) {};
-  impl_->callbacks.on_frame = [](auto, auto) { return std::optional<Frame>(); };
+  impl_->callbacks.on_message = [](auto) {};
   while (!impl_->endpoints.empty()) disconnect(impl_->endpoints.begin()->first);
-  // Forced closes end without the peer; a few rounds complete them.
-  for (int i = 0; i < 10'000 && !impl_->closing.empty(); ++i) progress();
-  if (impl_->drain()) return;
-  // Destroying it would abort the process: see drain(). Its memory stays until the process ends.
-  (void)impl_->worker.release();
-  (void)impl_->context.release();
-  std::ignore = impl_.release();  // NOLINT: callbacks and requests of the worker point into it
+  impl_->stop_receiving();
 }
 
 const std::string& UcxWorker::address() const { return impl_->address; }
@@ -329,17 +441,18 @@ std::set<std::string> UcxWorker::lanes(EndpointId id) const {
   return transport_names(printed([&](FILE* f) { ucp_ep_print_info(it->second->handle, f); }));
 }
 
-void UcxWorker::send(EndpointId id, Frame frame, std::function<void(bool)> done) {
+void UcxWorker::send(EndpointId id, Outgoing message) {
   const auto it = impl_->endpoints.find(id);
-  if (it == impl_->endpoints.end() || it->second->failed) {
-    if (done) done(false);
+  if (it == impl_->endpoints.end() || it->second->failed || message.bytes > kMaxMessage) {
+    if (message.done) message.done(false);
     return;
   }
-  impl_->start_send(it->second->handle, std::move(frame), std::move(done));
+  impl_->start_send(it->second->handle, std::move(message));
 }
 
 bool UcxWorker::progress() {
-  const bool any = ucp_worker_progress(impl_->worker.get()) != 0;
+  bool any = ucp_worker_progress(impl_->worker.get()) != 0;
+  any |= impl_->post_receives();
   if (!impl_->closing.empty()) impl_->reap_closed();
   return any;
 }

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "common/transport/ucx/address.h"
+#include "common/transport/ucx/message.h"
 #include "common/transport/ucx/worker.h"
 #include "tests/unit/transport/far_memory.h"
 #include "tests/unit/transport/transport_suite.h"
@@ -43,13 +44,17 @@ class UcxBackend {
   void inject(Node&, const std::string& name, Frame frame) {
     if (!stranger_) {
       UcxWorker::Callbacks callbacks;
-      callbacks.on_frame = [](auto, auto) { return std::optional<Frame>(); };
+      callbacks.on_message = [](auto) {};
       callbacks.on_endpoint_failed = [](auto, const auto&) {};
       stranger_ = UcxWorker::create({.tls = "posix,tcp,self"}, std::move(callbacks)).value();
       endpoint_ = stranger_->connect(parse_ucx_address(addresses_.at(name))->worker).value();
     }
     bool sent = false;
-    stranger_->send(endpoint_, std::move(frame), [&](bool) { sent = true; });
+    const std::string from = encode_ucx_address({this_host(), stranger_->address()});
+    stranger_->send(endpoint_,
+                    {ucx_message_bytes(from, frame.payload.size()),
+                     [&](std::span<std::byte> to) { write_ucx_message(to, from, frame); },
+                     [&](bool) { sent = true; }});
     until([&] {
       stranger_->progress();
       return sent;
@@ -157,6 +162,7 @@ TEST(UcxTransport, DetailNamesTheVersionAndTheLanesInUse) {
     while (!a.events.sent(TransferId{1}) && clock.now() < give_up) std::this_thread::yield();
     const std::string detail = a.transport->detail();
     EXPECT_EQ(detail, "ucx " + UcxWorker::version() + ": " + lanes);
+    EXPECT_EQ(b.transport->detail(), detail);  // who only receives knows as well
   }
 }
 
