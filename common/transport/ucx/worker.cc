@@ -90,13 +90,20 @@ Status set_option(ucp_config_t* config, const char* name, const std::string& val
               "UCX refuses " + std::string(name) + "=" + value + ": " + ucs_status_string(status));
 }
 
+// How large a piece of a message may be: for speed only. UCX 1.13 takes the key by the first name
+// (and ignores the second), later versions refuse the first.
+void prefer_piece(ucp_config_t* config, const char* name, const char* full_name) {
+  const std::string bytes = std::to_string(UcxWorker::kWholeMessage + kUcxHeader);
+  if (set_option(config, name, bytes)) return;
+  (void)set_option(config, full_name, bytes);
+}
+
 Status configure(ucp_config_t* config, const std::string& tls) {
   TANDEM_TRY(set_option(config, "TLS", tls));
   TANDEM_TRY(set_option(config, "KEEPALIVE_INTERVAL", kKeepalive));
   // Nothing is connected back, see worker.h, and nobody reads or writes our memory.
   TANDEM_TRY(set_option(config, "RESOLVE_REMOTE_EP_ID", "n"));
   TANDEM_TRY(set_option(config, "RNDV_THRESH", "inf"));
-  const std::string whole = std::to_string(UcxWorker::kWholeMessage + kUcxHeader);
   if (tls.find("posix") != std::string::npos || tls.find("sysv") != std::string::npos) {
     // Without this UCX leaves shared memory out of endpoints that report a peer's death, and takes
     // TCP. Every version from 1.13 to 1.22 takes the key by this name; it warns where no shared
@@ -106,12 +113,10 @@ Status configure(ucp_config_t* config, const std::string& tls) {
     // receiver's queue for good.
   }
   if (tls.find("tcp") != std::string::npos) {
-    TANDEM_TRY(set_option(config, "TX_SEG_SIZE", whole));
-    TANDEM_TRY(set_option(config, "RX_SEG_SIZE", whole));
+    prefer_piece(config, "TX_SEG_SIZE", "TCP_TX_SEG_SIZE");
+    prefer_piece(config, "RX_SEG_SIZE", "TCP_RX_SEG_SIZE");
   }
-  if (tls.find("self") != std::string::npos) {
-    TANDEM_TRY(set_option(config, "SEG_SIZE", whole));
-  }
+  if (tls.find("self") != std::string::npos) prefer_piece(config, "SEG_SIZE", "SELF_SEG_SIZE");
   return {};
 }
 

@@ -86,15 +86,15 @@ TYPED_TEST_P(TransportSuite, DeadlinesEndBothSidesOfASilentTransfer) {
   const TransferId id{1};
   Pages from(kLayout, 2, 0, 9);
   Pages into(kLayout, 2, 0);
-  ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(id, into, milliseconds(900))));
-  ASSERT_TRUE(this->sender_.transport->open_send(this->spec(id, from, milliseconds(1200))));
+  ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(id, into, milliseconds(600))));
+  ASSERT_TRUE(this->sender_.transport->open_send(this->spec(id, from, milliseconds(2500))));
   ASSERT_TRUE(this->post_layer(id, from, 0, 0, 2));
   // A frame that came after the deadline would be refused, which ends the sender's half earlier.
   ASSERT_TRUE(this->backend_.until([&] { return this->counted().frames_received > before; }));
-  this->backend_.pass(milliseconds(900));
+  this->backend_.pass(milliseconds(600));
   ASSERT_TRUE(this->backend_.until([&] { return this->receiver_.events.events(id) > 0; }));
   EXPECT_EQ(this->receiver_.events.receive_failed(id)->code, ErrorCode::kDeadlineExceeded);
-  this->backend_.pass(milliseconds(400));
+  this->backend_.pass(milliseconds(2000));
   ASSERT_TRUE(this->backend_.until([&] { return this->sender_.events.events(id) > 0; }));
   EXPECT_EQ(this->sender_.events.send_failed(id)->code, ErrorCode::kDeadlineExceeded);
   EXPECT_EQ(this->counted().transfers_expired, 1u);
