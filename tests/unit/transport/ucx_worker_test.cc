@@ -2,19 +2,19 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <spawn.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cstring>
-#include <numeric>
 #include <optional>
-#include <thread>
 #include <vector>
 
 #include "common/base/clock.h"
-#include "common/base/fd.h"
 #include "common/transport/ucx/worker.h"
+#include "tests/unit/transport/process.h"
+
+extern char** environ;  // NOLINT(readability-redundant-declaration): POSIX leaves it to the program
 
 namespace tandem::transport {
 namespace {
@@ -121,19 +121,12 @@ TEST_P(UcxWorkers, APeerMayDieOrFreezeWhileItConnects) {
   Party b(GetParam());
   const std::string address = b.worker->address();
   for (int round = 0; round < 40; ++round) {
-    const pid_t child = fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
-      Party a(GetParam());
-      const auto to = a.worker->connect(address).value();
-      a.send(to, some_bytes(1000, 1));
-      for (int i = 0; i < round; ++i) {
-        a.worker->progress();
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
-      }
-      raise(SIGSTOP);
-      _exit(0);
-    }
+    pid_t child = 0;
+    std::string words[] = {TANDEM_TRANSPORT_PEER, "connect", GetParam(), testing::to_hex(address),
+                           std::to_string(round)};
+    char* argv[] = {words[0].data(), words[1].data(), words[2].data(),
+                    words[3].data(), words[4].data(), nullptr};
+    ASSERT_EQ(posix_spawn(&child, argv[0], nullptr, nullptr, argv, environ), 0);
     int status = 0;
     while (waitpid(child, &status, WUNTRACED | WNOHANG) == 0) b.worker->progress();
     ASSERT_TRUE(WIFSTOPPED(status));
