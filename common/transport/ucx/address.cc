@@ -9,7 +9,7 @@
 namespace tandem::transport {
 namespace {
 
-constexpr std::string_view kMagic = "TUCX\x01";
+constexpr std::string_view kMagic = "TUCX\x02";
 constexpr size_t kFixed = kMagic.size() + sizeof(uint64_t) + sizeof(uint32_t);
 constexpr size_t kMaxWorkerAddress = 4096;
 

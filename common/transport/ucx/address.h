@@ -10,7 +10,8 @@ namespace tandem::transport {
 
 // What travels as Transport::address(): UCX's worker address is opaque and unpacked without checks,
 // so it goes in an envelope that is checked before UCX sees it.
-//   "TUCX" | u8 version 1 | u64 host | u32 length | worker address | u64 XXH3-64 of all before
+//   "TUCX" | u8 version 2 | u64 host | u32 length | worker address | u64 XXH3-64 of all before
+// The version also stands for how frames travel: 1 were active messages, 2 are tagged messages.
 struct UcxAddress {
   uint64_t host = 0;  // equal for processes that share memory files; see this_host()
   std::string worker;
