@@ -119,6 +119,7 @@ TYPED_TEST_P(TransportSuite, AFailedPostReachesTheReceiverAsAnErrorFrame) {
 
 TYPED_TEST_P(TransportSuite, PostsThatContradictTheSpecAreRefused) {
   Pages from(kLayout, 2, 0, 9);
+  Pages into(kLayout, 2, 0);
   const auto post_after_open = [&](uint64_t number, auto&& post) {
     const TransferId id{number};
     EXPECT_TRUE(this->sender_.transport->open_send(this->spec(id, from)));
@@ -143,6 +144,8 @@ TYPED_TEST_P(TransportSuite, PostsThatContradictTheSpecAreRefused) {
                             })
                 .find("outside"),
             std::string::npos);
+  // Its first page is sent, and must not be answered with "nobody waits for it" before the second.
+  ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(TransferId{4}, into)));
   EXPECT_NE(post_after_open(4,
                             [&](TransferId id) {
                               EXPECT_TRUE(this->post_layer(id, from, 0, 0, 1));
@@ -162,6 +165,7 @@ TYPED_TEST_P(TransportSuite, PostsThatContradictTheSpecAreRefused) {
     EXPECT_TRUE(this->backend_.until(
         [&] { return this->sender_.events.send_failed(TransferId{number}).has_value(); }));
   }
+  ASSERT_TRUE(this->both_ended(TransferId{4}));
 }
 
 TYPED_TEST_P(TransportSuite, OpensAreCheckedAndBounded) {
