@@ -22,8 +22,9 @@ __attribute__((visibility("default"))) int cuInit(unsigned) {
   return number("FAKE_DRIVER_INIT", 0);
 }
 
-// Every other function is there by name, and says that it worked.
-__attribute__((visibility("default"))) int cuAnything() { return 0; }
+// Every other function is there by name, and says that it is not supported. Success would be a lie: the
+// runtime would then read results that nobody wrote.
+__attribute__((visibility("default"))) int cuAnything() { return 801; }
 
 __attribute__((visibility("default"))) int cuGetProcAddress_v2(const char* symbol, void** function,
                                                                int, unsigned long long, int* found);
