@@ -1,7 +1,9 @@
 #include "common/base/process_limits.h"
 
+#include <sched.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <csignal>
 
 namespace tandem {
@@ -10,6 +12,12 @@ uint64_t open_file_limit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return UINT64_MAX;
   return limit.rlim_cur == RLIM_INFINITY ? UINT64_MAX : limit.rlim_cur;
+}
+
+uint32_t usable_cpus() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+  return static_cast<uint32_t>(std::max(1, CPU_COUNT(&set)));
 }
 
 void prepare_process_limits() {

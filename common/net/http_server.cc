@@ -33,7 +33,7 @@ constexpr uint64_t kReservedFiles = 256;
 
 uint32_t thread_count(uint32_t configured) {
   if (configured != 0) return configured;
-  return std::thread::hardware_concurrency() >= 4 ? 2 : 1;
+  return std::thread::hardware_concurrency() >= kCoresForHttpThreads ? 2 : 1;
 }
 
 // A process that has run out of descriptors can accept nobody, not even to say so.

@@ -58,6 +58,10 @@ class HttpResponder {
 // Runs on the connection's thread and must not block.
 using HttpHandler = std::function<void(HttpRequest, HttpResponder)>;
 
+// Fewer cores than this are better left to one thread: each hand-over between threads costs a
+// wake-up, and gains nothing where nodes or clients want the other core.
+inline constexpr unsigned kCoresForHttpThreads = 4;
+
 struct HttpServerDeps {
   const Clock& clock;
   Logger log;

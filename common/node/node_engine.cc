@@ -1,10 +1,8 @@
 #include "common/node/node_engine.h"
 
-#include <sched.h>
-
-#include <algorithm>
 #include <utility>
 
+#include "common/base/process_limits.h"
 #include "common/engine/cpu/cpu_ops.h"
 #include "common/engine/cuda/cuda_ops.h"
 
@@ -76,12 +74,6 @@ Result<NodeEngine> create_node_engine(const ClusterConfig& config, const NodeSet
   made.name = ops->name();
   made.weight_bytes = ops->weight_bytes();
   return made;
-}
-
-uint32_t usable_cpus() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-  return static_cast<uint32_t>(std::max(1, CPU_COUNT(&set)));
 }
 
 }  // namespace tandem::node

@@ -40,7 +40,4 @@ struct NodeEngine {
                                                     const std::string& run_dir, uint32_t tails,
                                                     NodeModel& model);
 
-// CPUs that this process may run on.
-[[nodiscard]] uint32_t usable_cpus();
-
 }  // namespace tandem::node

@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "common/base/process_limits.h"
 #include "common/base/run_file.h"
 #include "common/config/config.h"
 #include "common/config/units.h"

@@ -48,10 +48,6 @@ DispatchOptions dispatch_options(const RouterSettings& s) {
   return options;
 }
 
-// Fewer cores than this are better left to one thread: each hand-over between threads costs a
-// wake-up, and gains nothing where nodes or clients want the other core.
-constexpr unsigned kCoresForThreads = 4;
-
 struct LoadedModel {
   ServedModel served;
   std::string tokenizer_hash;
@@ -124,21 +120,22 @@ Status Router::start(const std::string& run_dir) {
                                      PromptBuilder(model.text.tokenizer, model.text.chat_template),
                                      ApiKeyGate(std::move(keys)));
   cluster_->start();
-  TANDEM_ASSIGN(http_, HttpServer::create(
-                           config_.router.http,
-                           [api = api_.get()](HttpRequest request, HttpResponder responder) {
-                             api->handle(std::move(request), std::move(responder));
-                           },
-                           {.clock = clock_,
-                            .log = log_,
-                            .metrics = registry_,
-                            .on_own_answer =
-                                [metrics = metrics_.get()](int status) {
-                                  metrics->requests.with({"refused", status_class(status)}).add();
-                                },
-                            .shared_loop = std::thread::hardware_concurrency() < kCoresForThreads
-                                               ? cluster_loop_.get()
-                                               : nullptr}));
+  TANDEM_ASSIGN(
+      http_,
+      HttpServer::create(config_.router.http,
+                         [api = api_.get()](HttpRequest request, HttpResponder responder) {
+                           api->handle(std::move(request), std::move(responder));
+                         },
+                         {.clock = clock_,
+                          .log = log_,
+                          .metrics = registry_,
+                          .on_own_answer =
+                              [metrics = metrics_.get()](int status) {
+                                metrics->requests.with({"refused", status_class(status)}).add();
+                              },
+                          .shared_loop = std::thread::hardware_concurrency() < kCoresForHttpThreads
+                                             ? cluster_loop_.get()
+                                             : nullptr}));
   cluster_loop_->start();
   const std::string http = config_.router.http.host + ":" + std::to_string(http_->port());
   const std::string control =

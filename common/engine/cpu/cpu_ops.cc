@@ -1,11 +1,10 @@
 #include "common/engine/cpu/cpu_ops.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <string>
 
 #include "common/base/check.h"
+#include "common/base/process_limits.h"
 #include "common/engine/cpu/attention.h"
 #include "common/engine/cpu/kv_pages.h"
 #include "common/engine/cpu/linear.h"
@@ -175,14 +174,6 @@ void CpuOps::embed(const StepView& step, const EmbeddingWeight& table, Activatio
                                   weight.in, to);
     }
   });
-}
-
-// CPUs this process may run on.
-uint32_t usable_cpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-  return static_cast<uint32_t>(std::max(1, CPU_COUNT(&set)));
 }
 
 }  // namespace
