@@ -22,8 +22,8 @@ __attribute__((visibility("default"))) int cuInit(unsigned) {
   return number("FAKE_DRIVER_INIT", 0);
 }
 
-// Every other function is there by name, and says that it is not supported. Success would be a lie: the
-// runtime would then read results that nobody wrote.
+// Every other function is there by name, and says that it is not supported. Success would be a lie:
+// the runtime would then read results that nobody wrote.
 __attribute__((visibility("default"))) int cuAnything() { return 801; }
 
 __attribute__((visibility("default"))) int cuGetProcAddress_v2(const char* symbol, void** function,
