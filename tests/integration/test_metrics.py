@@ -98,6 +98,8 @@ def test_the_page_of_metrics_is_fresh(start):
             connection.settimeout(30)
             connection.recv(100)
     cluster.wait_idle()
+    # Known to the router from a node's next heartbeat on.
+    harness.wait_until(lambda: "tandem_router_kv_miss_ratio{" in cluster.metrics_text(), 30, "the nodes' prefix counts")
     made = metrics_page.render(*(cluster.metrics_text(name) for name in ("router", "prefill-0", "decode-0")))
     page = harness.ROOT / "docs/metrics.md"
     if os.environ.get("TANDEM_TEST_UPDATE"):
