@@ -1,4 +1,5 @@
 """Starts clusters of real processes, talks to them over plain sockets and HTTP, and looks into them."""
+import contextlib
 import http.client
 import json
 import os
@@ -258,16 +259,16 @@ class Cluster:
     def model_id(self):
         return self.config["model"].get("id") or pathlib.Path(self.config["model"]["path"]).name
 
-    def metrics_text(self, name="router"):
+    def metrics_text(self, name="router", timeout=30 * SLOWDOWN):
         if name == "router":
             return self.get("/metrics").text
         host, port = self.address(name, "metrics")
-        connection = http.client.HTTPConnection(host, port, timeout=30 * SLOWDOWN)
-        connection.request("GET", "/metrics")
-        return connection.getresponse().read().decode()
+        with contextlib.closing(http.client.HTTPConnection(host, port, timeout=timeout)) as connection:
+            connection.request("GET", "/metrics")
+            return connection.getresponse().read().decode()
 
-    def metrics(self, name="router"):
-        return parse_metrics(self.metrics_text(name))
+    def metrics(self, name="router", **how):
+        return parse_metrics(self.metrics_text(name, **how))
 
     def status(self):
         return self.get("/status").json

@@ -24,7 +24,7 @@ import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from layout import FORMATS, NodeMetrics, harness, kinds_for, named_model, node, on_cards  # noqa: E402
+from layout import FORMATS, harness, kinds_for, named_model, node, node_metrics, on_cards  # noqa: E402
 
 TEXTS = ["Hello, how are you?", "What is the capital of France?", "Write one sentence about the sea. " * 20]
 PEER_TIMEOUT = 10 if harness.SANITIZED else 1.5
@@ -195,10 +195,12 @@ def failures_seen(metrics):
 
 def fault(options, checker, cluster, what, role, sig, prompts, wanted):
     load = Load(cluster, prompts, wanted, options.tokens, options.load)
+
+    def open_transfers():
+        return harness.metric(node_metrics(cluster, "prefill-0"), "tandem_prefill_open_transfers")
     try:
-        sender = NodeMetrics(cluster, "prefill-0")
         # Open: posted, and not acknowledged to its end. With several at a time the signal falls into the midst of one.
-        harness.wait_until(lambda: load.done > 0 and sender.value("tandem_prefill_open_transfers") > 0, 60,
+        harness.wait_until(lambda: load.done > 0 and open_transfers() > 0, 60,
                            "transfers under way")
         cluster.kill(role, sig)
         begin = time.monotonic()
@@ -217,7 +219,7 @@ def fault(options, checker, cluster, what, role, sig, prompts, wanted):
     cluster.wait_idle()
     checker.check(f"{what}: {load.done} answers as without it", not load.wrong and again == wanted[0],
                   f"{len(load.wrong)} differ, the first: {load.wrong[:1]}")
-    other = NodeMetrics(cluster, "decode-1" if role == "prefill-0" else "prefill-0").read()
+    other = node_metrics(cluster, "decode-1" if role == "prefill-0" else "prefill-0")
     print(f"       slowest answer {load.slowest:.2f} s, whole {time.monotonic() - begin:.1f} s, a survivor counted "
           f"{failures_seen(other)}", flush=True)
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from layout import NodeMetrics, harness, kinds_for, named_model, node  # noqa: E402
+from layout import harness, kinds_for, named_model, node, node_metrics  # noqa: E402
 
 # tandem_prefill_…: sums over transfers that ended well.
 SUMS = {"compute": "transfer_compute_seconds_total", "exposed": "transfer_exposed_seconds_total",
@@ -22,8 +22,8 @@ SUMS = {"compute": "transfer_compute_seconds_total", "exposed": "transfer_expose
         "count": "transfer_seconds_count"}
 
 
-def sums(metrics):
-    samples = metrics.read()
+def sums(cluster):
+    samples = node_metrics(cluster, "prefill-0")
     return {key: harness.metric(samples, "tandem_prefill_" + name) for key, name in SUMS.items()}
 
 
@@ -35,7 +35,6 @@ def measure(options, folder, model, kind):
               "prefill": [{**there(options.devices[0]), "chunk_tokens": options.chunk}], "decode": [there(options.devices[-1])]}
     rows = []
     with harness.Cluster(folder / f"exposed-{kind}", config, ready_timeout=300) as cluster:
-        metrics = NodeMetrics(cluster, "prefill-0")
         seed = 0
 
         def ask(tokens):
@@ -45,10 +44,10 @@ def measure(options, folder, model, kind):
             cluster.completion(prompt=prompt, max_tokens=2, ignore_eos=True, timeout=120)
 
         def done(count):
-            harness.wait_until(lambda: sums(metrics)["count"] >= count, 30, "the end of every transfer")
-            return sums(metrics)
+            harness.wait_until(lambda: sums(cluster)["count"] >= count, 30, "the end of every transfer")
+            return sums(cluster)
         for tokens in options.tokens:
-            before = sums(metrics)
+            before = sums(cluster)
             ask(tokens)  # shapes met for the first time
             before = done(before["count"] + 1)
             for _ in range(options.repeats):

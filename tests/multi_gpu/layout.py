@@ -1,5 +1,4 @@
 """Which nodes of a cluster run where, and the models they serve; shared by the programs of this folder."""
-import contextlib
 import json
 import pathlib
 import shutil
@@ -68,17 +67,6 @@ def named_model(name, folder):
     return {"path": name, "id": pathlib.Path(name).stem}
 
 
-class NodeMetrics:
-    """/metrics of one node, asked for often over one connection."""
-
-    def __init__(self, cluster, name):
-        self.address = cluster.address(name, "metrics")
-
-    def read(self):
-        host, port = self.address
-        with contextlib.closing(harness.http.client.HTTPConnection(host, port, timeout=10)) as connection:
-            connection.request("GET", "/metrics")
-            return harness.parse_metrics(connection.getresponse().read().decode())
-
-    def value(self, name, **labels):
-        return harness.metric(self.read(), name, **labels)
+def node_metrics(cluster, name):
+    """/metrics of one node, which answers at once or not at all."""
+    return cluster.metrics(name, timeout=10)
