@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 #include "common/config/units.h"
 #include "common/cuda/card_monitor.h"
@@ -33,16 +34,22 @@ CardReadings nvml_readings(const std::vector<std::string>& folders) {
       return fail(ErrorCode::kConfig, "there is no device cuda:" + std::to_string(card));
     }
   };
-  auto cards = std::make_shared<Cards>(
-      Cards{.monitor = cuda::CardMonitor::open(folders), .devices = cuda::list_devices()});
+  // Opened by the first reading: most files have none.
+  const auto cards = [folders, opened = std::make_shared<std::optional<Cards>>()]() -> Cards& {
+    if (!*opened) {
+      opened->emplace(
+          Cards{.monitor = cuda::CardMonitor::open(folders), .devices = cuda::list_devices()});
+    }
+    return **opened;
+  };
   return {.card = [cards](uint32_t card) -> Result<cuda::CardHealth> {
-            TANDEM_ASSIGN(const std::string uuid, cards->uuid(card));
-            return cards->monitor->read(uuid);
+            TANDEM_ASSIGN(const std::string uuid, cards().uuid(card));
+            return cards().monitor->read(uuid);
           },
           .pair = [cards](uint32_t a, uint32_t b) -> Result<cuda::CardPair> {
-            TANDEM_ASSIGN(const std::string uuid_a, cards->uuid(a));
-            TANDEM_ASSIGN(const std::string uuid_b, cards->uuid(b));
-            return cards->monitor->pair(uuid_a, uuid_b);
+            TANDEM_ASSIGN(const std::string uuid_a, cards().uuid(a));
+            TANDEM_ASSIGN(const std::string uuid_b, cards().uuid(b));
+            return cards().monitor->pair(uuid_a, uuid_b);
           }};
 }
 

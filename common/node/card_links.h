@@ -28,7 +28,8 @@ struct CardReadings {
   std::function<Result<cuda::CardHealth>(uint32_t card)> card;
   std::function<Result<cuda::CardPair>(uint32_t a, uint32_t b)> pair;
 };
-// Every reading of a machine without NVML is an error. `folders`: gpu.libraries.
+// Opened by the first reading; every reading of a machine without NVML is an error. `folders`:
+// gpu.libraries. One thread.
 [[nodiscard]] CardReadings nvml_readings(const std::vector<std::string>& folders);
 
 // The cards of every prefill node of the file with those of every decode node, each pair once.

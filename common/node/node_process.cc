@@ -263,10 +263,9 @@ Status NodeProcess::State::open_tail() {
 
 Status NodeProcess::State::start_transport() {
   const bool automatic = spec.settings.transport.kind == TransportChoice::kAuto;
-  const CardReadings readings =
-      automatic && model.device.cuda ? nvml_readings(spec.config.gpu.libraries) : CardReadings{};
-  const TransportPlace place =
-      automatic ? transport_place(spec.config, spec.settings, readings) : TransportPlace{};
+  const TransportPlace place = automatic ? transport_place(spec.config, spec.settings,
+                                                           nvml_readings(spec.config.gpu.libraries))
+                                         : TransportPlace{};
   chosen_transport = choose_transport(spec.settings.transport, place);
   TANDEM_ASSIGN(
       transport,
