@@ -2,21 +2,16 @@
 
 #include <cuda_runtime_api.h>
 
+#include "common/base/hex.h"
 #include "common/cuda/cuda_status.h"
 
 namespace tandem::cuda {
 namespace {
 
 std::string uuid_text(const cudaUUID_t& uuid) {
-  static constexpr char kHex[] = "0123456789abcdef";
-  std::string text = "GPU-";
-  for (size_t i = 0; i < sizeof(uuid.bytes); ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-    const auto byte = static_cast<unsigned char>(uuid.bytes[i]);
-    text += kHex[byte >> 4];
-    text += kHex[byte & 15];
-  }
-  return text;
+  std::string text = to_hex({uuid.bytes, sizeof(uuid.bytes)});
+  for (const size_t at : {20, 16, 12, 8}) text.insert(at, 1, '-');
+  return "GPU-" + text;
 }
 
 Result<DeviceInfo> read_info(int index) {

@@ -8,6 +8,7 @@
 #include <array>
 
 #include "common/base/check.h"
+#include "common/base/hex.h"
 
 namespace tandem {
 namespace {
@@ -77,17 +78,10 @@ std::string random_bytes(size_t count) {
 
 std::string random_hex(size_t bytes) {
   constexpr size_t kAhead = 4096;  // a draw of the generator costs more than all that follows it
-  constexpr std::string_view kDigits = "0123456789abcdef";
   thread_local std::string pool;
   TANDEM_CHECK(bytes <= 64, "a name has at most 64 random bytes");
   if (pool.size() < bytes) pool = random_bytes(kAhead);
-  std::string hex;
-  hex.reserve(2 * bytes);
-  for (size_t i = pool.size() - bytes; i < pool.size(); ++i) {
-    const auto value = static_cast<unsigned char>(pool[i]);
-    hex += kDigits[value >> 4];
-    hex += kDigits[value & 15];
-  }
+  std::string hex = to_hex(std::string_view(pool).substr(pool.size() - bytes));
   pool.resize(pool.size() - bytes);
   return hex;
 }

@@ -12,6 +12,7 @@
 #include "common/base/bounded_queue.h"
 #include "common/base/clock.h"
 #include "common/base/dtype.h"
+#include "common/base/hex.h"
 #include "common/base/ids.h"
 #include "common/base/process_limits.h"
 #include "common/base/result.h"
@@ -104,6 +105,21 @@ TEST(UniqueHandle, ClosesOnceThroughMoves) {
     a = std::move(b);
   }
   EXPECT_EQ(CountingTraits::closed, 1);
+}
+
+// RFC 4648, section 10, in lower case.
+TEST(Hex, WritesAndReadsTwoDigitsForEachByte) {
+  EXPECT_EQ(to_hex(""), "");
+  EXPECT_EQ(to_hex("foobar"), "666f6f626172");
+  EXPECT_EQ(to_hex(std::string_view("\x00\xff", 2)), "00ff");
+  EXPECT_EQ(from_hex("666f6f626172").value(), "foobar");
+  EXPECT_EQ(from_hex("00ff").value(), std::string("\x00\xff", 2));
+}
+
+TEST(Hex, RefusesWhatIsNoSuchText) {
+  for (const char* text : {"6", "666", "6g", "6F", "0x66", " 66"}) {
+    EXPECT_EQ(from_hex(text).error().code, ErrorCode::kCorruptData) << text;
+  }
 }
 
 TEST(Utf8, AcceptsWellFormedTextOfEveryLength) {

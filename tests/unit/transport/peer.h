@@ -78,7 +78,7 @@ class Peer final : public TransportEvents {
     lock.unlock();
     Status status = transport_->open_send({.id = transfer,
                                            .receiver = Generation{receiver},
-                                           .address = from_hex(address),
+                                           .address = from_hex(address).value(),
                                            .layout = kProcessLayout,
                                            .pages = pages,
                                            .tail_rows = 0,

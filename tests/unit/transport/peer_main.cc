@@ -30,7 +30,7 @@ int connect_and_stop(const char* tls, const std::string& address, int rounds) {
 
 int run(int argc, char** argv) {
   if (argc == 5 && std::string(argv[1]) == "connect") {
-    return connect_and_stop(argv[2], from_hex(argv[3]), std::atoi(argv[4]));
+    return connect_and_stop(argv[2], from_hex(argv[3]).value(), std::atoi(argv[4]));
   }
   if (argc != 3) return 2;
   Peer peer(Generation{std::strtoull(argv[1], nullptr, 10)},

@@ -39,7 +39,7 @@ class PeerProcess {
     close(from_child[1]);
     in_ = Fd(to_child[1]);
     out_ = Fd(from_child[0]);
-    address_ = from_hex(expect("address "));
+    address_ = from_hex(expect("address ")).value();
   }
   ~PeerProcess() { kill(SIGKILL); }
 

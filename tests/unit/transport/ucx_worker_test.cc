@@ -122,7 +122,7 @@ TEST_P(UcxWorkers, APeerMayDieOrFreezeWhileItConnects) {
   const std::string address = b.worker->address();
   for (int round = 0; round < 40; ++round) {
     pid_t child = 0;
-    std::string words[] = {TANDEM_TRANSPORT_PEER, "connect", GetParam(), testing::to_hex(address),
+    std::string words[] = {TANDEM_TRANSPORT_PEER, "connect", GetParam(), to_hex(address),
                            std::to_string(round)};
     char* argv[] = {words[0].data(), words[1].data(), words[2].data(),
                     words[3].data(), words[4].data(), nullptr};

@@ -5,6 +5,7 @@
 #include <map>
 #include <sstream>
 
+#include "common/base/hex.h"
 #include "common/cuda/device_info.h"
 #include "common/engine/cuda/bench/transfer_end.h"
 #include "common/engine/cuda/bench/transfer_peers.h"

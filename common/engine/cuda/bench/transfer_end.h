@@ -93,7 +93,4 @@ class LineProcess {
   FILE* out_;
 };
 
-[[nodiscard]] std::string to_hex(std::string_view bytes);
-[[nodiscard]] Result<std::string> from_hex(std::string_view hex);
-
 }  // namespace tandem::bench
