@@ -1,12 +1,13 @@
 // The whole router in one process with its load generator and a made-up node, as performance.md's
 // peer was measured: everything shares the machine's cores. Prints one JSON line per measurement.
-//   router_load_bench [seconds per point]
+//   router_load_bench [SECONDS] [--rates R,R,...]
 // The parts alone, for peer_sglang_router.py, in which every router stands between the same others:
 //   router_load_bench drive URL RATE SECONDS | backend PORT | node CONTROL_PORT
 #include <fcntl.h>
 #include <fmt/format.h>
-
 #include <unistd.h>
+
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <csignal>
@@ -275,20 +276,41 @@ void sse_events(size_t streams, Duration step, double seconds) {
 }  // namespace tandem::router
 
 int main(int argc, char** argv) {
-  const std::vector<std::string> words(argv + 1, argv + argc);
-  const std::string mode = words.empty() ? "" : words[0];
-  const auto port = [&] { return static_cast<uint16_t>(std::stoul(words.at(1))); };
-  if (mode == "drive") {
-    tandem::router::drive_url(words.at(1), std::stod(words.at(2)), std::stod(words.at(3)));
-  } else if (mode == "backend") {
-    tandem::router::serve_backend(port());
-  } else if (mode == "node") {
-    tandem::router::serve_node(port());
+  using namespace tandem::router;
+  CLI::App app(
+      "Added latency and SSE events of the whole router, in one process with its load generator "
+      "and a "
+      "made-up node; without a subcommand one JSON line per measurement");
+  double seconds = 3;
+  std::vector<double> rates = {1000, 2000, 5000};
+  app.add_option("seconds", seconds, "seconds per point")->check(CLI::PositiveNumber);
+  app.add_option("--rates", rates, "requests a second, one point each")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  std::string url;
+  double rate = 0;
+  uint16_t port = 0;
+  CLI::App* drive = app.add_subcommand("drive", "the load alone, against a server that runs");
+  drive->add_option("url", url, "where it listens")->required();
+  drive->add_option("rate", rate, "requests a second")->required()->check(CLI::PositiveNumber);
+  drive->add_option("seconds", seconds, "how long")->required()->check(CLI::PositiveNumber);
+  CLI::App* backend = app.add_subcommand("backend", "an HTTP worker that answers at once");
+  backend->add_option("port", port, "where to listen")->required();
+  CLI::App* node = app.add_subcommand("node", "a made-up decode node");
+  node->add_option("port", port, "the router's control port")->required();
+  app.require_subcommand(0, 1);
+  CLI11_PARSE(app, argc, argv);
+
+  if (drive->parsed()) {
+    drive_url(url, rate, seconds);
+  } else if (backend->parsed()) {
+    serve_backend(port);
+  } else if (node->parsed()) {
+    serve_node(port);
   } else {
-    const double seconds = mode.empty() ? 3 : std::stod(mode);
-    for (double rate : {1000.0, 2000.0, 5000.0}) tandem::router::added_latency(rate, seconds);
-    tandem::router::sse_events(64, std::chrono::milliseconds(2), std::min(seconds, 5.0));
-    tandem::router::sse_events(256, std::chrono::milliseconds(4), std::min(seconds, 5.0));
+    for (const double each : rates) added_latency(each, seconds);
+    sse_events(64, std::chrono::milliseconds(2), std::min(seconds, 5.0));
+    sse_events(256, std::chrono::milliseconds(4), std::min(seconds, 5.0));
   }
   return 0;
 }

@@ -3,11 +3,11 @@
 // answers.
 //
 //   direct_bench [FRAME_KIB [PAGE_KIB [TRANSFERS]]]
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
-#include <cstdlib>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -194,9 +194,14 @@ int run(size_t frame, size_t page, int transfers) {
 }  // namespace tandem::transport
 
 int main(int argc, char** argv) {
-  const auto number = [&](int at, size_t otherwise) {
-    return argc > at ? std::strtoull(argv[at], nullptr, 10) : otherwise;
-  };
-  return tandem::transport::run(number(1, 8192) << 10, number(2, 64) << 10,
-                                static_cast<int>(number(3, 9)));
+  size_t frame_kib = 8192;
+  size_t page_kib = 64;
+  int transfers = 9;
+  CLI::App app("What the threads of a direct transport cost for each offer, the bytes left out");
+  app.add_option("frame_kib", frame_kib, "KiB an offer")->check(CLI::Range(1, 1 << 19));
+  app.add_option("page_kib", page_kib, "KiB a page")->check(CLI::Range(1, 1 << 19));
+  app.add_option("transfers", transfers, "how many; their median is printed")
+      ->check(CLI::PositiveNumber);
+  CLI11_PARSE(app, argc, argv);
+  return tandem::transport::run(frame_kib << 10, page_kib << 10, transfers);
 }
