@@ -75,8 +75,9 @@ void add_bench_command(CLI::App& app) {
   command->add_option("--url", flags->load.url, "Server, e.g. http://127.0.0.1:8000")->required();
   command->add_option("--api-key", flags->load.api_key, "Bearer key")->envname("TANDEM_API_KEY");
   command->add_option("--model", flags->load.model, "Model id; default: the first listed");
-  CLI::Option* trace = command->add_option("--trace", flags->trace,
-                                           "Replay an Azure (CSV) or Mooncake (JSON lines) trace");
+  CLI::Option* trace = command->add_option(
+      "--trace", flags->trace,
+      "Replay an Azure or BurstGPT (CSV) or a Mooncake or Bailian (JSON lines) trace");
   command
       ->add_option("--time-scale", flags->scale.time,
                    "Multiplies the trace's times: 0.5 sends twice as fast")

@@ -20,10 +20,7 @@ uint64_t split_mix(uint64_t& state) {
 }  // namespace
 
 PromptMaker::PromptMaker(std::vector<TokenId> pool, uint64_t seed, double length_scale)
-    : pool_(std::move(pool)),
-      seed_(seed),
-      block_tokens_(
-          static_cast<uint32_t>(std::max(1.0, std::round(kHashBlockTokens * length_scale)))) {
+    : pool_(std::move(pool)), seed_(seed), length_scale_(length_scale) {
   TANDEM_CHECK(!pool_.empty(), "a prompt needs tokens to choose from");
 }
 
@@ -35,10 +32,13 @@ void PromptMaker::append(uint64_t key, uint32_t tokens, std::vector<TokenId>& ou
 std::vector<TokenId> PromptMaker::make(const TraceRequest& request, uint64_t index) const {
   std::vector<TokenId> prompt;
   prompt.reserve(request.prompt_tokens);
+  double end = 0;  // of the block, in tokens: rounding must not add up over many small blocks
   for (const uint64_t id : request.hash_ids) {
-    const auto left = request.prompt_tokens - static_cast<uint32_t>(prompt.size());
-    if (left == 0) break;
-    append(id, std::min(left, block_tokens_), prompt);
+    end += request.hash_block_tokens * length_scale_;
+    const auto wanted = static_cast<uint32_t>(
+        std::min(std::round(end), static_cast<double>(request.prompt_tokens)));
+    append(id, wanted - static_cast<uint32_t>(prompt.size()), prompt);
+    if (wanted == request.prompt_tokens) break;
   }
   // Unique remainder: keys with the top bit set cannot meet a hash id.
   append((uint64_t{1} << 63) | index, request.prompt_tokens - static_cast<uint32_t>(prompt.size()),

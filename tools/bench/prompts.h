@@ -14,8 +14,8 @@ namespace tandem::bench {
 // tokens; everything else is unique per request index.
 class PromptMaker {
  public:
-  // `pool` must not be empty. `length_scale` is the trace's: a hash block then stands for that many
-  // of its kHashBlockTokens tokens.
+  // `pool` must not be empty. `length_scale` is the trace's: a hash block then stands for that
+  // share of its tokens.
   PromptMaker(std::vector<TokenId> pool, uint64_t seed, double length_scale);
 
   [[nodiscard]] std::vector<TokenId> make(const TraceRequest& request, uint64_t index) const;
@@ -25,7 +25,7 @@ class PromptMaker {
 
   std::vector<TokenId> pool_;
   uint64_t seed_;
-  uint32_t block_tokens_;
+  double length_scale_;
 };
 
 }  // namespace tandem::bench

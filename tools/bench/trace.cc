@@ -2,73 +2,24 @@
 
 #include <algorithm>
 #include <boost/json.hpp>
-#include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <fstream>
 #include <optional>
 #include <random>
 #include <sstream>
 
+#include "tools/bench/trace_csv.h"
+
 namespace tandem::bench {
 namespace {
 
-constexpr uint32_t kMaxTokens = 16'000'000;  // of one request: beyond any model, a corrupt file
+// Longer than any recording, and short enough for every clock once --time-scale has stretched it.
+constexpr double kMaxSpanSeconds = 10 * 366 * 86400.0;
+constexpr double kMaxDueSeconds = 100 * 366 * 86400.0;
+constexpr uint32_t kBailianBlockTokens = 16;
 
 std::string place(const std::string& name, size_t line) {
   return name + ":" + std::to_string(line) + ": ";
-}
-
-template <typename T>
-std::optional<T> parse_number(std::string_view text) {
-  T value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
-// Days since 1970-01-01 of a Gregorian date (H. Hinnant, "chrono-compatible low-level date
-// algorithms").
-int64_t days_from_civil(int64_t year, int64_t month, int64_t day) {
-  year -= month <= 2;
-  const int64_t era = (year >= 0 ? year : year - 399) / 400;
-  const int64_t year_of_era = year - era * 400;
-  const int64_t day_of_year = (153 * (month + (month > 2 ? -3 : 9)) + 2) / 5 + day - 1;
-  const int64_t day_of_era = year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year;
-  return era * 146097 + day_of_era - 719468;
-}
-
-// "2023-11-16 18:15:46.6805900" to seconds.
-std::optional<double> parse_timestamp(const std::string& text) {
-  int year = 0, month = 0, day = 0, hour = 0, minute = 0, read = 0;
-  double second = 0;
-  if (std::sscanf(text.c_str(), "%4d-%2d-%2d %2d:%2d:%lf%n", &year, &month, &day, &hour, &minute,
-                  &second, &read) != 6 ||
-      read != static_cast<int>(text.size()) || month < 1 || month > 12 || day < 1 || day > 31) {
-    return std::nullopt;
-  }
-  return static_cast<double>(days_from_civil(year, month, day)) * 86400.0 + hour * 3600.0 +
-         minute * 60.0 + second;
-}
-
-Result<TraceRequest> parse_csv_row(const std::string& row, const std::string& where) {
-  std::vector<std::string> cells;
-  std::stringstream stream(row);
-  for (std::string cell; std::getline(stream, cell, ',');) cells.push_back(cell);
-  if (cells.size() != 3) {
-    return fail(ErrorCode::kCorruptData,
-                where + "expected TIMESTAMP,ContextTokens,GeneratedTokens, found " +
-                    std::to_string(cells.size()) + " columns");
-  }
-  const auto time = parse_timestamp(cells[0]);
-  const auto prompt = parse_number<uint32_t>(cells[1]);
-  const auto output = parse_number<uint32_t>(cells[2]);
-  if (!time) return fail(ErrorCode::kCorruptData, where + "bad TIMESTAMP '" + cells[0] + "'");
-  if (!prompt || *prompt > kMaxTokens)
-    return fail(ErrorCode::kCorruptData, where + "bad ContextTokens '" + cells[1] + "'");
-  if (!output || *output > kMaxTokens)
-    return fail(ErrorCode::kCorruptData, where + "bad GeneratedTokens '" + cells[2] + "'");
-  return TraceRequest{*time, *prompt, *output, {}};
 }
 
 Result<double> json_number(const boost::json::object& object, std::string_view key,
@@ -86,20 +37,25 @@ Result<double> json_number(const boost::json::object& object, std::string_view k
   return number;
 }
 
-Result<TraceRequest> parse_json_row(const std::string& row, const std::string& where) {
+Result<TraceRequest> parse_json_row(std::string_view row, const std::string& where) {
   boost::system::error_code error;
   const boost::json::value value = boost::json::parse(row, error);
   if (error || !value.is_object())
     return fail(ErrorCode::kCorruptData, where + "not a JSON object: " + error.message());
   const boost::json::object& object = value.get_object();
-  TANDEM_ASSIGN(const double milliseconds, json_number(object, "timestamp", where));
+  TANDEM_ASSIGN(const double timestamp, json_number(object, "timestamp", where));
   TANDEM_ASSIGN(const double prompt, json_number(object, "input_length", where));
   TANDEM_ASSIGN(const double output, json_number(object, "output_length", where));
-  if (prompt > kMaxTokens || output > kMaxTokens)
+  if (prompt > kMaxTraceTokens || output > kMaxTraceTokens)
     return fail(ErrorCode::kCorruptData, where + "more than 16 million tokens in one request");
   TraceRequest request{
-      milliseconds / 1000.0, static_cast<uint32_t>(prompt), static_cast<uint32_t>(output), {}};
-  if (const boost::json::value* ids = object.if_contains("hash_ids")) {
+      timestamp / 1000.0, static_cast<uint32_t>(prompt), static_cast<uint32_t>(output), {}};
+  if (object.contains("chat_id")) {
+    request.at_seconds = timestamp;
+    request.hash_block_tokens = kBailianBlockTokens;
+  }
+  const boost::json::value* ids = object.if_contains("hash_ids");
+  if (ids && !ids->is_null()) {
     if (!ids->is_array())
       return fail(ErrorCode::kCorruptData, where + "field 'hash_ids' is not an array");
     for (const boost::json::value& id : ids->get_array()) {
@@ -115,31 +71,66 @@ Result<TraceRequest> parse_json_row(const std::string& row, const std::string& w
 
 uint32_t scale_tokens(uint32_t tokens, double factor, uint32_t limit) {
   const double scaled = std::max(1.0, std::round(static_cast<double>(tokens) * factor));
-  const auto result = static_cast<uint32_t>(std::min(scaled, static_cast<double>(kMaxTokens)));
+  const auto result = static_cast<uint32_t>(std::min(scaled, static_cast<double>(kMaxTraceTokens)));
   return limit ? std::min(result, limit) : result;
 }
 
-}  // namespace
-
-Result<std::vector<TraceRequest>> parse_trace(std::string_view text, const std::string& name) {
-  std::vector<TraceRequest> trace;
-  std::istringstream stream{std::string(text)};
-  size_t line = 0;
-  for (std::string row; std::getline(stream, row);) {
-    ++line;
-    while (!row.empty() && (row.back() == '\r' || row.back() == ' ')) row.pop_back();
-    if (row.empty() || row.starts_with("TIMESTAMP")) continue;
-    const std::string where = place(name, line);
-    TANDEM_ASSIGN(TraceRequest request,
-                  row.front() == '{' ? parse_json_row(row, where) : parse_csv_row(row, where));
-    trace.push_back(std::move(request));
+// What the file is when it is not text that we can read; empty: it may be.
+std::string_view not_text(std::string_view text) {
+  for (const std::string_view magic : {"\x1f\x8b", "\x28\xb5\x2f\xfd", "PK\x03\x04", "BZh",
+                                       "\xfd"
+                                       "7zXZ"}) {
+    if (text.starts_with(magic)) return "this file is compressed: unpack it first";
   }
-  if (trace.empty()) return fail(ErrorCode::kCorruptData, name + ": no request in this trace");
+  if (text.find('\0') != std::string_view::npos) return "this file is not UTF-8 text";
+  return {};
+}
+
+Status align(std::vector<TraceRequest>& trace, const std::string& name) {
   std::stable_sort(trace.begin(), trace.end(), [](const TraceRequest& a, const TraceRequest& b) {
     return a.at_seconds < b.at_seconds;
   });
   const double start = trace.front().at_seconds;
   for (TraceRequest& request : trace) request.at_seconds -= start;
+  if (trace.back().at_seconds > kMaxSpanSeconds) {
+    return fail(ErrorCode::kCorruptData,
+                name + ": more than ten years between the first request and the last");
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::vector<TraceRequest>> parse_trace(std::string_view text, const std::string& name) {
+  if (const std::string_view what = not_text(text); !what.empty())
+    return fail(ErrorCode::kCorruptData, name + ": " + std::string(what));
+  if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);  // the mark some editors write
+  std::vector<TraceRequest> trace;
+  CsvTrace csv;
+  std::optional<bool> is_json;
+  for (size_t line = 1; !text.empty(); ++line) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    std::string_view row = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    row = row.substr(std::min(row.find_first_not_of(" \t\r"), row.size()));
+    row = row.substr(0, row.find_last_not_of(" \t\r") + 1);
+    if (row.empty()) continue;
+    const std::string where = place(name, line);
+    if (row.front() == '[')
+      return fail(ErrorCode::kCorruptData, where + "a JSON array; expected one object a line");
+    if (is_json.value_or(row.front() == '{') != (row.front() == '{'))
+      return fail(ErrorCode::kCorruptData, where + "CSV and JSON lines in one file");
+    is_json = row.front() == '{';
+    if (*is_json) {
+      TANDEM_ASSIGN(TraceRequest request, parse_json_row(row, where));
+      trace.push_back(std::move(request));
+      continue;
+    }
+    TANDEM_ASSIGN(CsvTrace::Row read, csv.read(row, where));
+    if (read.is_request) trace.push_back(std::move(read.request));
+  }
+  if (trace.empty()) return fail(ErrorCode::kCorruptData, name + ": no request in this trace");
+  TANDEM_TRY(align(trace, name));
   return trace;
 }
 
@@ -154,7 +145,7 @@ Result<std::vector<TraceRequest>> read_trace(const std::string& path) {
 std::vector<TraceRequest> scale_trace(std::vector<TraceRequest> trace, const TraceScale& scale) {
   if (scale.limit && trace.size() > scale.limit) trace.resize(scale.limit);
   for (TraceRequest& request : trace) {
-    request.at_seconds *= scale.time;
+    request.at_seconds = std::min(request.at_seconds * scale.time, kMaxDueSeconds);
     request.prompt_tokens =
         scale_tokens(request.prompt_tokens, scale.length, scale.max_prompt_tokens);
     request.output_tokens =

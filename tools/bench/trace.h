@@ -9,21 +9,24 @@
 
 namespace tandem::bench {
 
+inline constexpr uint32_t kHashBlockTokens = 512;  // as the Mooncake traces define it
+
 // One request of a recorded or synthetic load.
 struct TraceRequest {
   double at_seconds = 0;  // since the first request of the trace
   uint32_t prompt_tokens = 0;
   uint32_t output_tokens = 0;
-  // Prompt content by blocks of kHashBlockTokens tokens: equal ids are equal text. Empty: unique
+  // Prompt content by blocks of hash_block_tokens tokens: equal ids are equal text. Empty: unique
   // text.
   std::vector<uint64_t> hash_ids;
+  uint32_t hash_block_tokens = kHashBlockTokens;
 };
 
-inline constexpr uint32_t kHashBlockTokens = 512;  // as the Mooncake traces define it
-
-// Reads either format, told apart by content:
-//   Azure LLM inference traces, CSV: TIMESTAMP,ContextTokens,GeneratedTokens
+// Reads these formats, told apart by content:
+//   Azure LLM inference traces of 2023 and 2024, CSV: TIMESTAMP,ContextTokens,GeneratedTokens
+//   BurstGPT and other CSV whose header names such columns, see trace_csv.h
 //   Mooncake traces, JSON lines: {"timestamp": ms, "input_length", "output_length", "hash_ids": []}
+//   Bailian (Qwen) traces, the same with "chat_id": timestamps in seconds, blocks of 16 tokens
 // Errors name file, line and field. Requests are sorted by time; the first is at 0.
 [[nodiscard]] Result<std::vector<TraceRequest>> read_trace(const std::string& path);
 [[nodiscard]] Result<std::vector<TraceRequest>> parse_trace(std::string_view text,

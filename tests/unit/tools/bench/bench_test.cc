@@ -4,6 +4,7 @@
 #include <boost/json.hpp>
 #include <cmath>
 
+#include "common/base/clock.h"
 #include "tools/bench/completion_stream.h"
 #include "tools/bench/prompts.h"
 #include "tools/bench/report.h"
@@ -13,6 +14,7 @@ namespace tandem::bench {
 namespace {
 
 using ::testing::DoubleNear;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 TEST(Trace, ReadsAzureTimesAcrossMidnight) {
@@ -39,6 +41,51 @@ TEST(Trace, ReadsMooncakeAndSortsByTime) {
   EXPECT_EQ((*trace)[1].hash_ids, (std::vector<uint64_t>{0, 2}));
 }
 
+TEST(Trace, ReadsAzureTimesWithOffsets) {
+  // As the traces of 2024 write them; rows on a full second have no fraction.
+  const auto trace = parse_trace(
+      "\xef\xbb\xbfTIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 "
+      "00:00:00.009930+00:00,2162,5\n"
+      "2024-05-10 00:00:03+00:00,24,6\n2024-05-10T01:00:04.5+0100,1,7\n2024-05-09 22:00:05-02,1,8\n"
+      "2024-05-10T00:00:06Z,1,9\n",
+      "t.csv");
+  ASSERT_TRUE(trace) << trace.error().to_string();
+  std::vector<double> at;
+  for (const TraceRequest& request : *trace) at.push_back(request.at_seconds + 0.00993);
+  EXPECT_THAT(at, ElementsAre(DoubleNear(0.00993, 1e-5), DoubleNear(3, 1e-5), DoubleNear(4.5, 1e-5),
+                              DoubleNear(5, 1e-5), DoubleNear(6, 1e-5)));
+  EXPECT_EQ((*trace)[0].prompt_tokens, 2162u);
+}
+
+TEST(Trace, ColumnsGoByTheirNames) {
+  const auto swapped = parse_trace(
+      "\"GeneratedTokens\", TIMESTAMP, ContextTokens\n\"3\", 2023-11-16 18:15:46.68, 20\n", "t");
+  ASSERT_TRUE(swapped) << swapped.error().to_string();
+  EXPECT_EQ((*swapped)[0].prompt_tokens, 20u);
+  EXPECT_EQ((*swapped)[0].output_tokens, 3u);
+  const auto burst = parse_trace(
+      "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\r\n"
+      "5,ChatGPT,472,18,490,Conversation log\r\n45,GPT-4,1087,0,1087,API log\r\n",
+      "t");
+  ASSERT_TRUE(burst) << burst.error().to_string();
+  EXPECT_DOUBLE_EQ((*burst)[1].at_seconds, 40);
+  EXPECT_EQ((*burst)[0].prompt_tokens, 472u);
+  EXPECT_EQ((*burst)[0].output_tokens, 18u);
+}
+
+TEST(Trace, BailianCountsInSecondsAndSmallBlocks) {
+  const auto trace = parse_trace(
+      R"(  {"chat_id": 1, "parent_chat_id": -1, "timestamp": 61.25, "input_length": 40, "output_length": 4,)"
+      R"( "type": "text", "turn": 1, "hash_ids": [8, 9, 10]})"
+      "\n"
+      R"({"chat_id": 2, "timestamp": 62.5, "input_length": 9, "output_length": 5, "hash_ids": null})",
+      "t");
+  ASSERT_TRUE(trace) << trace.error().to_string();
+  EXPECT_DOUBLE_EQ((*trace)[1].at_seconds, 1.25);
+  EXPECT_EQ((*trace)[0].hash_block_tokens, 16u);
+  EXPECT_EQ((*trace)[0].hash_ids.size(), 3u);
+}
+
 TEST(Trace, ReadsTheRecordedTracesWhole) {
   // Line counts from `wc -l`.
   const auto azure = read_trace(TANDEM_TEST_DATA "/traces/azure_conv_2023.csv");
@@ -63,6 +110,22 @@ TEST(Trace, ErrorsNameFileLineAndField) {
   expect(R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": ["a"]})",
          "'hash_ids'");
   expect("{\"timestamp\": ", "t:1: not a JSON object");
+  for (const char* time : {"2023-11-16 18:15:nan", "2023-11-16 18:15:inf", "2023-11-16 -8:15:46",
+                           "2023-11-16 18:99:46", "2023-11-16 18:15:46+1", "nan", "-1", "1e300"})
+    expect(std::string(time) + ",20,3\n", "t:1: bad TIMESTAMP");
+  expect("TIMESTAMP,ContextTokens\n", "t:1: no column of answer lengths");
+  expect("Timestamp,Request tokens,Response tokens,Log Type\n1,2,3\n", "t:2: expected as many");
+  expect("1,20,3\n2023-11-16 18:15:46,20,3\n", "more than ten years");
+  expect("{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1}\n1,20,3\n",
+         "t:2: CSV and JSON lines");
+  expect("[{\"timestamp\": 0}]", "t:1: a JSON array");
+  expect("\x1f\x8b\x08", "t: this file is compressed");
+  expect(std::string_view("T\0I\0M\0", 6), "t: this file is not UTF-8 text");
+}
+
+TEST(Trace, StretchedTimesStayWithinTheClock) {
+  const auto scaled = scale_trace({{3e8, 1, 1, {}}}, {.time = 1e6});
+  EXPECT_GT(from_seconds(scaled[0].at_seconds), from_seconds(3e8));
 }
 
 TEST(Trace, ScalesTimeAndLengthAndKeepsOneToken) {
@@ -92,6 +155,20 @@ TEST(Prompts, EqualHashIdsAreEqualTextAndTheRestIsUnique) {
   EXPECT_FALSE(std::equal(a.begin() + 64, a.begin() + 128, b.begin() + 64));
   EXPECT_FALSE(std::equal(a.begin() + 128, a.end(), b.begin() + 128));
   EXPECT_EQ(a, maker.make({0, 150, 1, {5, 6}}, 0));
+}
+
+TEST(Prompts, SmallScaledBlocksKeepTheirShare) {
+  std::vector<TokenId> pool;
+  for (TokenId id = 100; id < 900; ++id) pool.push_back(id);
+  const PromptMaker maker(pool, 7, 0.1);
+  TraceRequest a{0, 160, 1, {}, 16};
+  for (uint64_t id = 0; id < 60; ++id) a.hash_ids.push_back(id);
+  TraceRequest b = a;
+  b.hash_ids.resize(50);  // of 1.6 tokens: the first 80 tokens are shared, what follows is not
+  const auto first = maker.make(a, 0);
+  const auto second = maker.make(b, 1);
+  EXPECT_TRUE(std::equal(first.begin(), first.begin() + 80, second.begin()));
+  EXPECT_FALSE(std::equal(first.begin() + 80, first.begin() + 96, second.begin() + 80));
 }
 
 TEST(Report, PercentilesAreNearestRank) {
