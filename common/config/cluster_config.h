@@ -122,14 +122,18 @@ struct TransportSettings {
   std::string ucx_tls;  // UCX_TLS; empty: posix,tcp,self
 };
 
+enum class QuantizationChoice : uint8_t { kNone, kFp8 };
+inline constexpr std::array<std::string_view, 2> kQuantizationChoiceNames{"none", "fp8"};
+
 // What prefill and decode nodes share.
 struct NodeSettings {
   std::string name;                   // empty in a file: prefill-0, decode-0, …
   std::string device = "cpu";         // as parse_device() reads it
   double gpu_memory_utilization = 0;  // 0: see gpu_memory_share()
-  uint32_t threads = 0;               // 0: an equal share of this box's CPUs
-  std::vector<uint32_t> cpus;         // empty: not pinned by hand
-  std::string router;                 // host:port; empty: router.control of this file
+  QuantizationChoice quantization = QuantizationChoice::kNone;
+  uint32_t threads = 0;        // 0: an equal share of this box's CPUs
+  std::vector<uint32_t> cpus;  // empty: not pinned by hand
+  std::string router;          // host:port; empty: router.control of this file
   MetricsEndpointSettings metrics;
   TransportSettings transport;
   uint32_t max_batch_tokens = 2048;

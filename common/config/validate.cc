@@ -94,6 +94,10 @@ void validate_node(const NodeSettings& node, uint32_t chunk_tokens, const std::s
   }
   if (const auto device = parse_device(node.device); !device)
     report(key + ".device", device.error().detail);
+  if (const auto device = parse_device(node.device);
+      device && !device->cuda && node.quantization != QuantizationChoice::kNone)
+    report(key + ".quantization",
+           "fp8 is for GPUs, and device is " + device->name() + ": use none, or device: cuda");
   if (std::set<uint32_t>(node.cpus.begin(), node.cpus.end()).size() != node.cpus.size()) {
     report(key + ".cpus", "names a CPU twice");
   }

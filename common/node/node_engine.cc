@@ -21,6 +21,8 @@ Result<std::unique_ptr<engine::Ops>> create_ops(const ClusterConfig& config,
     options.max_sequences = settings.max_sequences;
     options.memory_utilization = gpu_memory_share(config, settings);
     options.libraries = config.gpu.libraries;
+    if (settings.quantization == QuantizationChoice::kFp8)
+      options.quantization = engine::Quantization::kFp8;
     if (!run_dir.empty()) options.algorithm_file = run_dir + "/cublaslt.txt";
     return engine::create_cuda_ops(options, model.checkpoint->config());
   }

@@ -162,6 +162,8 @@ def test_ids_files_take_spaces_and_commas(text, tmp_path):
     (["generate", CHAT_MODEL, "--ids", "1", "--kv", "int3"], 2, ["--kv", "int3"]),
     (["generate", CHAT_MODEL, "--ids", "1", "--dtype", "int8"], 2, ["--dtype"]),
     (["generate", CHAT_MODEL, "--ids", "1", "--device", "gpu"], 2, ["--device", "cuda:N"]),
+    (["generate", CHAT_MODEL, "--ids", "1", "--quantization", "int3"], 2, ["--quantization"]),
+    (["generate", CHAT_MODEL, "--ids", "1", "--quantization", "fp8"], 2, ["--quantization", "--device cuda"]),
     (["generate", CHAT_MODEL, "--ids-file", "/nowhere"], 1, ["/nowhere"]),
     (["generate", "/nowhere", "--ids", "1"], 1, ["/nowhere"]),
     (["generate", GOLDEN / "llama3", "--prompt", "hello"], 1, ["tokenizer"]),

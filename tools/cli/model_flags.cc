@@ -25,6 +25,10 @@ void add_model_flags(CLI::App& command, local::LocalOptions& options) {
       .add_option("--isa", options.isa,
                   "CPU kernels: reference, avx2, avx512, avx512bf16; default: the best here")
       ->check(CLI::IsMember({"reference", "avx2", "avx512", "avx512bf16"}));
+  command
+      .add_option("--quantization", options.quantization,
+                  "how a GPU keeps projections: fp8 (a scale for each output channel) or none")
+      ->check(CLI::IsMember({"none", "fp8"}));
   command.add_option("--device", options.device,
                      "where to compute: cpu, or cuda:N for the N-th GPU (cuda: the first)");
   command

@@ -53,8 +53,13 @@ Result<std::unique_ptr<engine::Ops>> create_ops(const LocalOptions& options, DTy
     cuda.max_rows = kChunkRows;
     cuda.max_context = positions;
     cuda.max_sequences = 1;
+    if (options.quantization == "fp8") cuda.quantization = engine::Quantization::kFp8;
     if (options.profile) cuda.profile = &profile;
     return engine::create_cuda_ops(cuda, config);
+  }
+  if (options.quantization != "none") {
+    return fail(ErrorCode::kInvalidArgument,
+                "quantization fp8 is for GPUs: add --device cuda, or use none", "--quantization");
   }
   if (options.profile) {
     return fail(ErrorCode::kInvalidArgument, "only a GPU's ops are measured: add --device cuda",

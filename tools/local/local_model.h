@@ -24,9 +24,10 @@ struct LocalOptions {
   std::string dtype = "auto";  // "float32", "bf16"; auto: bf16 unless the weights hold 32 bits
   std::string kv = "auto";     // a KvFormat's name; auto: the weights' type
   std::string device = "cpu";  // parse_device() reads it
-  uint32_t threads = 0;        // 0: one per CPU
-  bool profile = false;        // measure every op; slower, CUDA only
-  std::string isa;             // a CpuIsa name; empty: the best of this machine
+  std::string quantization = "none";  // or "fp8", on a GPU
+  uint32_t threads = 0;               // 0: one per CPU
+  bool profile = false;               // measure every op; slower, CUDA only
+  std::string isa;                    // a CpuIsa name; empty: the best of this machine
 };
 
 struct GenerateJob {

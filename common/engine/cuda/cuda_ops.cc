@@ -7,6 +7,7 @@
 #include "common/cuda/card_monitor.h"
 #include "common/engine/cuda/buckets.h"
 #include "common/engine/cuda/cuda_ops_impl.h"
+#include "common/engine/cuda/fp8_row.h"
 #include "common/engine/cuda/page_memory.h"
 #include "kernels/cuda/kv_write.h"
 #include "kernels/cuda/rows.h"
@@ -37,7 +38,8 @@ LinearRef ref_of(const LinearWeight& weight) {
 }
 
 double bytes_of(const LinearWeight& weight) {
-  return static_cast<double>(weight.in) * static_cast<double>(weight.out) * sizeof(Bf16);
+  return static_cast<double>(weight.in) * static_cast<double>(weight.out) *
+         static_cast<double>(static_cast<const CudaLinear&>(weight).element_bytes());
 }
 
 // What a layer's attention reads of the pool.
@@ -74,15 +76,19 @@ void CudaOps::plan_linear(const CudaLinear& weight, std::vector<LinearRef>& shap
       shapes, [&](const LinearRef& s) { return s.in == weight.in && s.out == weight.out; });
   if (!known) shapes.push_back(weight.ref());
   linear_limits_.max_hidden = std::max(linear_limits_.max_hidden, weight.in);
+  if (weight.fp8 != nullptr)
+    linear_limits_.max_fp8_in = std::max(linear_limits_.max_fp8_in, weight.in);
 }
 
 Result<std::unique_ptr<LinearWeight>> CudaOps::load_linear(
     std::span<const model::HostTensor* const> parts,
     std::span<const model::HostTensor* const> biases) {
-  TANDEM_ASSIGN(auto weight, loader_.linear(parts, biases, false));
   // Several parts are a fused QKV projection, a whole vocabulary is the head, the rest is added to
   // the residual stream. A wrong guess would only cost the first use of a shape some time.
-  const bool head = weight->out == model_.vocab && weight->in == model_.hidden;
+  const bool head =
+      parts.size() == 1 && parts[0]->rows() == model_.vocab && parts[0]->cols() == model_.hidden;
+  TANDEM_ASSIGN(auto weight,
+                loader_.linear(parts, biases, false, head ? Precision::kBf16 : precision()));
   plan_linear(*weight, parts.size() > 1 ? shapes_.store : head ? shapes_.head : shapes_.add);
   return weight;
 }
@@ -92,7 +98,7 @@ Result<std::unique_ptr<LinearWeight>> CudaOps::load_gate_up(
     std::span<const model::HostTensor* const> biases) {
   if (parts.size() != 2 || parts[0]->rows() != parts[1]->rows())
     return fail(ErrorCode::kMismatch, "gate and up projection differ in shape");
-  TANDEM_ASSIGN(auto weight, loader_.linear(parts, biases, true));
+  TANDEM_ASSIGN(auto weight, loader_.linear(parts, biases, true, precision()));
   plan_linear(*weight, shapes_.gate_up);
   linear_limits_.max_gate_up = std::max(linear_limits_.max_gate_up, weight->out);
   return weight;
@@ -128,6 +134,11 @@ Result<std::unique_ptr<MoeWeight>> CudaOps::load_moe(
     const MoeShape& shape, const model::HostTensor& router,
     std::span<const model::HostTensor* const> gate, std::span<const model::HostTensor* const> up,
     std::span<const model::HostTensor* const> down) {
+  if (options_.quantization == Quantization::kFp8)
+    return fail(ErrorCode::kUnsupported,
+                "quantization fp8 is for dense models; this one is a mixture of experts: use "
+                "quantization none",
+                "quantization");
   const cuda::MoeShapes shapes{model_.hidden, shape.intermediate, shape.experts,
                                shape.experts_per_token, shape.normalize_top_k};
   if (const char* problem = cuda::moe_problem(shapes); problem != nullptr)
@@ -368,6 +379,8 @@ Result<std::unique_ptr<Ops>> create_cuda_ops(const CudaOptions& options,
   TANDEM_ASSIGN(auto device, cuda::Device::open(options.device));
   TANDEM_ASSIGN(auto stream, cuda::Stream::create());
   TANDEM_ASSIGN(auto lt, cuda::CublasLt::create(options.libraries));
+  if (options.quantization == Quantization::kFp8)
+    TANDEM_TRY(check_fp8(device.info(), lt.version()));
   return std::make_unique<CudaOps>(options, model, std::move(device), std::move(stream),
                                    std::move(lt));
 }

@@ -16,12 +16,21 @@ namespace tandem::engine {
 
 class StepProfile;
 
+// How projections are kept, where that is not as the model's type says.
+enum class Quantization : uint8_t {
+  kNone,
+  // float8 e4m3 with a scale for each output channel, activations quantized row by row; embeddings
+  // and head stay bf16.
+  kFp8,
+};
+
 struct CudaOptions {
   int device = 0;                   // as CUDA counts under CUDA_VISIBLE_DEVICES
   uint32_t max_rows = 512;          // of the largest step: EngineOptions::max_rows
   uint32_t max_context = 0;         // EngineOptions::max_context; 0: the model's
   uint32_t max_sequences = 64;      // that decode together; as many prompts may join them in a step
   double memory_utilization = 0.9;  // share of the card's memory that this process may take
+  Quantization quantization = Quantization::kNone;
   // Folders to search for cuBLASLt first; empty: where the system looks.
   std::vector<std::string> libraries;
   // Where the algorithms that cuBLASLt was found to be fastest with are kept between starts; empty:

@@ -98,6 +98,9 @@ class CudaOps final : public Ops {
   Status warm(const KvPages& kv, uint32_t rows, uint32_t sequences, const StepBody& body);
   void note(Status status);  // keeps the first failure of a step
   [[nodiscard]] cuda::SmallDevice small_device() const;
+  [[nodiscard]] Precision precision() const {
+    return options_.quantization == Quantization::kFp8 ? Precision::kFp8 : Precision::kBf16;
+  }
 
   const CudaOptions options_;
   const model::ModelConfig model_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/cuda/cuda_status.h"
+#include "kernels/cuda/linear_fp8.h"
 #include "kernels/cuda/rows.h"
 
 namespace tandem::engine {
@@ -17,14 +18,30 @@ static_assert(kFactorBytes >= cuda::kSmallRows * sizeof(float));
 
 size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
+size_t row_capacity(const LinearRunner::Limits& limits) {
+  return std::max(limits.max_rows, cuda::kSmallRows);
+}
+
 size_t normed_bytes(const LinearRunner::Limits& limits) {
-  const size_t rows = std::max(limits.max_rows, cuda::kSmallRows);
-  return aligned(rows * static_cast<size_t>(limits.max_hidden) * sizeof(Bf16));
+  return aligned(row_capacity(limits) * static_cast<size_t>(limits.max_hidden) * sizeof(Bf16));
 }
 
 size_t gate_up_bytes(const LinearRunner::Limits& limits) {
   const size_t rows = std::min(limits.max_rows, kGateUpRows);
   return aligned(rows * static_cast<size_t>(limits.max_gate_up) * sizeof(Bf16));
+}
+
+size_t fp8_row_bytes(const LinearRunner::Limits& limits) {
+  return aligned(row_capacity(limits) * static_cast<size_t>(limits.max_fp8_in));
+}
+
+size_t fp8_scale_bytes(const LinearRunner::Limits& limits) {
+  return limits.max_fp8_in == 0 ? 0 : aligned(row_capacity(limits) * sizeof(float));
+}
+
+// Whether own kernels take it.
+bool is_small(uint32_t rows, const LinearRef& weight) {
+  return rows <= cuda::kSmallRows && weight.fp8 == nullptr;
 }
 
 cuda::SmallEpilogue small_epilogue(WideOutput output) {
@@ -65,7 +82,8 @@ cuda::SmallLinear small_normed_task(uint32_t rows, const NormInput& x, const Lin
 }  // namespace
 
 size_t LinearRunner::scratch_bytes(const Limits& limits) {
-  return WideLinear::kWorkspaceBytes + normed_bytes(limits) + gate_up_bytes(limits) + kFactorBytes;
+  return WideLinear::kWorkspaceBytes + normed_bytes(limits) + gate_up_bytes(limits) + kFactorBytes +
+         fp8_row_bytes(limits) + fp8_scale_bytes(limits);
 }
 
 LinearRunner::LinearRunner(Deps deps, WideLinear wide)
@@ -76,6 +94,10 @@ LinearRunner::LinearRunner(Deps deps, WideLinear wide)
   gate_up_ = reinterpret_cast<Bf16*>(at);
   at += gate_up_bytes(deps_.limits);
   factors_ = reinterpret_cast<float*>(at);
+  at += kFactorBytes;
+  fp8_rows_ = reinterpret_cast<uint8_t*>(at);
+  at += fp8_row_bytes(deps_.limits);
+  fp8_scales_ = reinterpret_cast<float*>(at);
 }
 
 Result<LinearRunner> LinearRunner::create(Deps deps) {
@@ -93,10 +115,15 @@ Status LinearRunner::prepare(const Shapes& shapes, const Scratch& scratch,
     for (const LinearRef& ref : refs) {
       WideTask task;
       task.weight = ref.weight;
+      if (ref.fp8 != nullptr) {
+        task.weight = ref.fp8;
+        task.weight_scales = ref.scales;
+        task.x_scales = fp8_scales_;
+      }
       task.bias = output == WideOutput::kStore ? ref.bias : nullptr;
       task.in = ref.in;
       task.out = ref.out;
-      task.x = static_cast<const Bf16*>(scratch.input);
+      task.x = scratch.input;
       task.output = output;
       task.result = scratch.result;
       const size_t bytes = static_cast<size_t>(rows) * static_cast<size_t>(ref.out) *
@@ -106,7 +133,7 @@ Status LinearRunner::prepare(const Shapes& shapes, const Scratch& scratch,
     return result;
   };
   const uint32_t rows = deps_.limits.max_rows;
-  if (rows > cuda::kSmallRows) {
+  if (rows > cuda::kSmallRows || deps_.limits.max_fp8_in > 0) {
     TANDEM_TRY(wide_.prepare(tasks(shapes.store, WideOutput::kStore, rows), rows, stream));
     TANDEM_TRY(wide_.prepare(tasks(shapes.add, WideOutput::kAdd, rows), rows, stream));
     std::vector<WideTask> gate_up = tasks(shapes.gate_up, WideOutput::kStore, 0);
@@ -139,48 +166,63 @@ Status LinearRunner::norm_rows(uint32_t rows, const NormInput& x, int64_t hidden
 Status LinearRunner::multiply(const WideTask& task, cudaStream_t stream) {
   Status status = wide_.run(task, stream);
   if (status || status.error().code != ErrorCode::kUnsupported) return status;
-  cuda::SmallLinear plain = small_task(task.rows, {task.weight, task.bias, task.in, task.out},
-                                       small_epilogue(task.output), task.result);
-  plain.x = task.x;
+  if (task.fp8()) {
+    TANDEM_CUDA_TRY(cuda::linear_fp8_plain(
+        {static_cast<const uint8_t*>(task.weight), task.weight_scales, task.bias,
+         static_cast<const uint8_t*>(task.x), task.x_scales, task.in, task.out, task.rows,
+         small_epilogue(task.output), task.result},
+        stream));
+    return {};
+  }
+  const LinearRef weight{static_cast<const Bf16*>(task.weight), task.bias, task.in, task.out};
+  cuda::SmallLinear plain = small_task(task.rows, weight, small_epilogue(task.output), task.result);
+  plain.x = static_cast<const Bf16*>(task.x);
   TANDEM_CUDA_TRY(cuda::linear_plain(plain, stream));
   return {};
 }
 
+Status LinearRunner::project(const LinearRef& weight, uint32_t rows, const Bf16* x,
+                             WideOutput output, void* result, cudaStream_t stream) {
+  const Bf16* bias = output == WideOutput::kStore ? weight.bias : nullptr;
+  if (weight.fp8 == nullptr)
+    return multiply({weight.weight, bias, weight.in, weight.out, rows, x, output, result}, stream);
+  TANDEM_CUDA_TRY(cuda::quantize_rows({x, rows, weight.in, fp8_rows_, fp8_scales_}, stream));
+  return multiply({weight.fp8, bias, weight.in, weight.out, rows, fp8_rows_, output, result,
+                   weight.scales, fp8_scales_},
+                  stream);
+}
+
 Status LinearRunner::norm_linear(uint32_t rows, const NormInput& x, const LinearRef& weight,
                                  Bf16* out, cudaStream_t stream) {
-  if (rows <= cuda::kSmallRows)
+  if (is_small(rows, weight))
     return small(small_normed_task(rows, x, weight, cuda::SmallEpilogue::kStore, out), stream);
   TANDEM_TRY(norm_rows(rows, x, weight.in, stream));
-  return multiply(
-      {weight.weight, weight.bias, weight.in, weight.out, rows, normed_, WideOutput::kStore, out},
-      stream);
+  return project(weight, rows, normed_, WideOutput::kStore, out, stream);
 }
 
 Status LinearRunner::linear_add(uint32_t rows, const Bf16* in, const LinearRef& weight, float* x,
                                 cudaStream_t stream) {
-  if (rows <= cuda::kSmallRows) {
+  if (is_small(rows, weight)) {
     cuda::SmallLinear task = small_task(rows, weight, cuda::SmallEpilogue::kAdd, x);
     task.x = in;
     return small(task, stream);
   }
   if (weight.bias != nullptr)
     TANDEM_CUDA_TRY(cuda::add_bias(rows, weight.out, weight.bias, x, stream));
-  return multiply({weight.weight, nullptr, weight.in, weight.out, rows, in, WideOutput::kAdd, x},
-                  stream);
+  return project(weight, rows, in, WideOutput::kAdd, x, stream);
 }
 
 Status LinearRunner::norm_gate_up(uint32_t rows, const NormInput& x, const LinearRef& weight,
                                   Bf16* out, cudaStream_t stream) {
-  if (rows <= cuda::kSmallRows)
+  if (is_small(rows, weight))
     return small(small_normed_task(rows, x, weight, cuda::SmallEpilogue::kSiluMul, out), stream);
   TANDEM_TRY(norm_rows(rows, x, weight.in, stream));
   const uint32_t parts = (rows + kGateUpRows - 1) / kGateUpRows;
   const uint32_t each = (rows + parts - 1) / parts;
   for (uint32_t first = 0; first < rows; first += each) {
     const uint32_t count = std::min(each, rows - first);
-    TANDEM_TRY(multiply({weight.weight, weight.bias, weight.in, weight.out, count,
-                         normed_ + int64_t{first} * weight.in, WideOutput::kStore, gate_up_},
-                        stream));
+    TANDEM_TRY(project(weight, count, normed_ + int64_t{first} * weight.in, WideOutput::kStore,
+                       gate_up_, stream));
     TANDEM_CUDA_TRY(cuda::silu_mul(count, weight.out / 2, gate_up_,
                                    out + int64_t{first} * (weight.out / 2), stream));
   }
@@ -189,12 +231,10 @@ Status LinearRunner::norm_gate_up(uint32_t rows, const NormInput& x, const Linea
 
 Status LinearRunner::logits(uint32_t rows, const NormInput& x, const LinearRef& head, float* out,
                             cudaStream_t stream) {
-  if (rows <= cuda::kSmallRows)
+  if (is_small(rows, head))
     return small(small_normed_task(rows, x, head, cuda::SmallEpilogue::kStoreFloat, out), stream);
   TANDEM_TRY(norm_rows(rows, x, head.in, stream));
-  return multiply(
-      {head.weight, nullptr, head.in, head.out, rows, normed_, WideOutput::kStoreFloat, out},
-      stream);
+  return project(head, rows, normed_, WideOutput::kStoreFloat, out, stream);
 }
 
 }  // namespace tandem::engine

@@ -15,13 +15,15 @@
 
 namespace tandem::engine {
 
-// A projection's weights on the device: weight[out, in] row-major bf16, 16-byte aligned; gate | up
-// with row 2i = gate i, row 2i + 1 = up i.
+// A projection's weights on the device: weight[out, in] row-major bf16, 16-byte aligned, or instead
+// float8 e4m3 with a scale for each output; gate | up with row 2i = gate i, row 2i + 1 = up i.
 struct LinearRef {
   const Bf16* weight = nullptr;
   const Bf16* bias = nullptr;  // [out], or null
   int64_t in = 0;
   int64_t out = 0;
+  const uint8_t* fp8 = nullptr;
+  const float* scales = nullptr;  // [out], with `fp8`
 };
 
 // Rows that enter a projection through RMS norm: the residual stream, float [*, in].
@@ -33,6 +35,7 @@ struct NormInput {
 };
 
 // The linear layers of Ops: up to 16 rows own kernels that stream the weights, above that cuBLASLt.
+// FP8 weights go through cuBLASLt whatever the rows, which are quantized row by row before.
 // Device thread only; enqueues on the given stream, keeps scratch that consecutive calls share, so
 // all calls must be ordered among themselves. Nothing allocates or synchronizes after prepare().
 class LinearRunner {
@@ -41,6 +44,7 @@ class LinearRunner {
     uint32_t max_rows = 0;    // of a step
     int64_t max_hidden = 0;   // longest input behind a norm
     int64_t max_gate_up = 0;  // most outputs of a gate | up projection
+    int64_t max_fp8_in = 0;   // longest input of an FP8 projection; 0: there is none
   };
   struct Deps {
     const cuda::CublasLt* lt = nullptr;  // outlives this
@@ -90,14 +94,19 @@ class LinearRunner {
   [[nodiscard]] Status small(const cuda::SmallLinear& task, cudaStream_t stream) const;
   [[nodiscard]] Status norm_rows(uint32_t rows, const NormInput& x, int64_t hidden,
                                  cudaStream_t stream) const;
+  // Of bf16 rows, quantized before where the weights are FP8.
+  [[nodiscard]] Status project(const LinearRef& weight, uint32_t rows, const Bf16* x,
+                               WideOutput output, void* result, cudaStream_t stream);
   // cuBLASLt, or where it has nothing for the shape the plain kernel.
   [[nodiscard]] Status multiply(const WideTask& task, cudaStream_t stream);
 
   Deps deps_;
   WideLinear wide_;
-  Bf16* normed_ = nullptr;    // [max_rows, max_hidden]
-  Bf16* gate_up_ = nullptr;   // [kGateUpRows, max_gate_up]
-  float* factors_ = nullptr;  // [kSmallRows]
+  Bf16* normed_ = nullptr;       // [max_rows, max_hidden]
+  Bf16* gate_up_ = nullptr;      // [kGateUpRows, max_gate_up]
+  float* factors_ = nullptr;     // [kSmallRows]
+  uint8_t* fp8_rows_ = nullptr;  // [max_rows, max_fp8_in]
+  float* fp8_scales_ = nullptr;  // [max_rows]
 };
 
 }  // namespace tandem::engine

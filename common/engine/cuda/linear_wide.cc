@@ -20,9 +20,10 @@ cudaDataType_t result_type(WideOutput output) {
   return output == WideOutput::kStore ? CUDA_R_16BF : CUDA_R_32F;
 }
 
-// Whether the epilogue adds a bias is part of what is chosen.
+// Whether the epilogue adds a bias is part of what is chosen, and what is multiplied.
 WideKey key_of(const WideTask& task, uint32_t rows) {
-  const uint32_t kind = static_cast<uint32_t>(task.output) * 2 + (task.bias != nullptr ? 1U : 0U);
+  const uint32_t kind = static_cast<uint32_t>(task.output) * 2 + (task.bias != nullptr ? 1U : 0U) +
+                        (task.fp8() ? 8U : 0U);
   return {kind, task.in, task.out, rows};
 }
 
@@ -81,10 +82,17 @@ Result<WideLinear::Product*> WideLinear::product(const WideTask& task) {
     LT_TRY(cublasLtMatmulDescSetAttribute, p->operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type,
            sizeof type);
   }
+  const cudaDataType_t element = task.fp8() ? CUDA_R_8F_E4M3 : CUDA_R_16BF;
+  if (task.fp8()) {
+    const int32_t mode = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    for (const auto attribute :
+         {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE})
+      LT_TRY(cublasLtMatmulDescSetAttribute, p->operation, attribute, &mode, sizeof mode);
+  }
   const auto in = static_cast<uint64_t>(task.in);
   const auto out = static_cast<uint64_t>(task.out);
-  LT_TRY(cublasLtMatrixLayoutCreate, &p->weight, CUDA_R_16BF, in, out, task.in);
-  LT_TRY(cublasLtMatrixLayoutCreate, &p->x, CUDA_R_16BF, in, 1, task.in);
+  LT_TRY(cublasLtMatrixLayoutCreate, &p->weight, element, in, out, task.in);
+  LT_TRY(cublasLtMatrixLayoutCreate, &p->x, element, in, 1, task.in);
   LT_TRY(cublasLtMatrixLayoutCreate, &p->result, result_type(task.output), out, 1, task.out);
   p->rows = 1;
   Product* raw = p.get();
@@ -96,6 +104,12 @@ Status WideLinear::set_rows(Product& p, const WideTask& task) const {
   if (task.bias != nullptr)
     LT_TRY(cublasLtMatmulDescSetAttribute, p.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
            &task.bias, sizeof task.bias);
+  if (task.fp8()) {
+    LT_TRY(cublasLtMatmulDescSetAttribute, p.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
+           &task.weight_scales, sizeof task.weight_scales);
+    LT_TRY(cublasLtMatmulDescSetAttribute, p.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
+           &task.x_scales, sizeof task.x_scales);
+  }
   if (p.rows == task.rows) return {};
   const uint64_t columns = task.rows;
   for (const cublasLtMatrixLayout_t layout : {p.x, p.result})
@@ -151,9 +165,10 @@ Result<std::vector<WideAlgorithm>> WideLinear::candidates(Product& p, const Wide
     if (results[i].state == CUBLAS_STATUS_SUCCESS)
       algorithms.push_back(std::bit_cast<WideAlgorithm>(results[i].algo));
   if (algorithms.empty())
-    return fail(ErrorCode::kUnsupported, "cuBLASLt has no bf16 product of " +
-                                             std::to_string(task.in) + " inputs and " +
-                                             std::to_string(task.out) + " outputs");
+    return fail(ErrorCode::kUnsupported,
+                "cuBLASLt has no " + std::string(task.fp8() ? "fp8" : "bf16") + " product of " +
+                    std::to_string(task.in) + " inputs and " + std::to_string(task.out) +
+                    " outputs");
   return algorithms;
 }
 

@@ -24,16 +24,21 @@ enum class WideOutput : uint8_t {
   kStoreFloat,  // float out = y
 };
 
-// y[rows, out] = x[rows, in] @ weight[out, in]^T, all row-major and dense.
+// y[rows, out] = x[rows, in] @ weight[out, in]^T, all row-major and dense. Both are bf16, or with
+// scales float8 e4m3: then each product is multiplied by its output's and its row's scale.
 struct WideTask {
-  const Bf16* weight = nullptr;
+  const void* weight = nullptr;
   const Bf16* bias = nullptr;  // kStore only
   int64_t in = 0;
   int64_t out = 0;
   uint32_t rows = 0;
-  const Bf16* x = nullptr;
+  const void* x = nullptr;
   WideOutput output = WideOutput::kStore;
   void* result = nullptr;
+  const float* weight_scales = nullptr;  // [out]
+  const float* x_scales = nullptr;       // [rows]
+
+  [[nodiscard]] bool fp8() const { return weight_scales != nullptr; }
 };
 
 // Matrix products of more than a few rows through cuBLASLt. Algorithms are found by timing, once

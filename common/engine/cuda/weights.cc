@@ -5,6 +5,8 @@
 #include <string>
 #include <thread>
 
+#include "common/engine/cuda/fp8_row.h"
+
 namespace tandem::engine {
 namespace {
 
@@ -117,21 +119,41 @@ Status CudaWeightLoader::upload(std::byte* device, int64_t rows, size_t row_byte
   return {};
 }
 
+Result<const std::byte*> CudaWeightLoader::upload_bytes(const void* host, size_t bytes) {
+  TANDEM_ASSIGN(std::byte * device, device_memory(bytes));
+  TANDEM_TRY(
+      upload(device, 1, bytes, [&](int64_t, std::byte* to) { std::memcpy(to, host, bytes); }));
+  return device;
+}
+
 Result<std::unique_ptr<CudaLinear>> CudaWeightLoader::linear(
     std::span<const model::HostTensor* const> parts,
-    std::span<const model::HostTensor* const> biases, bool interleave) {
+    std::span<const model::HostTensor* const> biases, bool interleave, Precision precision) {
   TANDEM_TRY(check_parts(parts, biases));
   auto weight = std::make_unique<CudaLinear>();
   weight->in = parts.front()->cols();
   for (const model::HostTensor* part : parts) weight->out += part->rows();
-  const size_t row_bytes = static_cast<size_t>(weight->in) * sizeof(Bf16);
+  const bool fp8 = precision == Precision::kFp8;
+  if (fp8) TANDEM_TRY(check_fp8_shape(weight->in, weight->out));
+  const size_t row_bytes = static_cast<size_t>(weight->in) * (fp8 ? 1 : sizeof(Bf16));
   TANDEM_ASSIGN(std::byte * memory, device_memory(static_cast<size_t>(weight->out) * row_bytes));
+  std::vector<float> scales(fp8 ? static_cast<size_t>(weight->out) : 0);
   TANDEM_TRY(upload(memory, weight->out, row_bytes, [&](int64_t row, std::byte* to) {
     thread_local std::vector<float> scratch;
     const Place place = place_of(parts, row, interleave);
-    write_row(*parts[place.part], place.row, to, scratch);
+    if (!fp8) return write_row(*parts[place.part], place.row, to, scratch);
+    scratch.resize(static_cast<size_t>(weight->in));
+    model::read_row(*parts[place.part], place.row, scratch);
+    scales[static_cast<size_t>(row)] = quantize_fp8_row(scratch, reinterpret_cast<uint8_t*>(to));
   }));
-  weight->weight = reinterpret_cast<const Bf16*>(memory);
+  if (fp8) {
+    weight->fp8 = reinterpret_cast<const uint8_t*>(memory);
+    TANDEM_ASSIGN(const std::byte* device_scales,
+                  upload_bytes(scales.data(), scales.size() * sizeof(float)));
+    weight->scales = reinterpret_cast<const float*>(device_scales);
+  } else {
+    weight->weight = reinterpret_cast<const Bf16*>(memory);
+  }
   if (std::ranges::all_of(biases, [](const auto* b) { return b == nullptr; })) return weight;
 
   std::vector<Bf16> values(static_cast<size_t>(weight->out));
@@ -144,10 +166,7 @@ Result<std::unique_ptr<CudaLinear>> CudaWeightLoader::linear(
     const Place place = place_of(parts, r, interleave);
     values[static_cast<size_t>(r)] = to_bf16(floats[place.part][static_cast<size_t>(place.row)]);
   }
-  const size_t bytes = values.size() * sizeof(Bf16);
-  TANDEM_ASSIGN(std::byte * bias, device_memory(bytes));
-  TANDEM_TRY(upload(bias, 1, bytes,
-                    [&](int64_t, std::byte* to) { std::memcpy(to, values.data(), bytes); }));
+  TANDEM_ASSIGN(const std::byte* bias, upload_bytes(values.data(), values.size() * sizeof(Bf16)));
   weight->bias = reinterpret_cast<const Bf16*>(bias);
   return weight;
 }

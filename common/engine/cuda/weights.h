@@ -15,15 +15,22 @@
 
 namespace tandem::engine {
 
-// [out, in], row-major bf16. Of a gate_up weight row 2i is gate i and row 2i + 1 up i, so that one
+// [out, in], row-major. Of a gate_up weight row 2i is gate i and row 2i + 1 up i, so that one
 // thread finds both halves of a product side by side.
 class CudaLinear final : public LinearWeight {
  public:
   const Bf16* weight = nullptr;
   const Bf16* bias = nullptr;  // [out] or null
+  // Instead of `weight`: float8 e4m3 with a scale for each row.
+  const uint8_t* fp8 = nullptr;
+  const float* scales = nullptr;
 
-  [[nodiscard]] LinearRef ref() const { return {weight, bias, in, out}; }
+  [[nodiscard]] LinearRef ref() const { return {weight, bias, in, out, fp8, scales}; }
+  [[nodiscard]] size_t element_bytes() const { return fp8 == nullptr ? sizeof(Bf16) : 1; }
 };
+
+// How a projection is kept.
+enum class Precision : uint8_t { kBf16, kFp8 };
 
 class CudaVector final : public VectorWeight {
  public:
@@ -52,7 +59,8 @@ class CudaWeightLoader {
   // Parts one below the other, or interleaved row by row.
   [[nodiscard]] Result<std::unique_ptr<CudaLinear>> linear(
       std::span<const model::HostTensor* const> parts,
-      std::span<const model::HostTensor* const> biases, bool interleave);
+      std::span<const model::HostTensor* const> biases, bool interleave,
+      Precision precision = Precision::kBf16);
   [[nodiscard]] Result<const float*> floats(const model::HostTensor& values);
   [[nodiscard]] Result<std::unique_ptr<CudaMoe>> moe(
       const MoeShape& shape, const model::HostTensor& router,
@@ -73,6 +81,8 @@ class CudaWeightLoader {
   using RowWriter = std::function<void(int64_t row, std::byte* to)>;
   [[nodiscard]] Status upload(std::byte* device, int64_t rows, size_t row_bytes,
                               const RowWriter& row);
+  // As one piece.
+  [[nodiscard]] Result<const std::byte*> upload_bytes(const void* host, size_t bytes);
   [[nodiscard]] Result<Staging*> next_staging();
   [[nodiscard]] Result<std::byte*> device_memory(size_t bytes);
 

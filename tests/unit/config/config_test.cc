@@ -179,6 +179,8 @@ TEST(ClusterFile, WrongTypesUnitsAndRangesAreRefused) {
            {"decode: [{device: gpu}]", "'gpu' is not a device; write cpu, cuda or cuda:N"},
            {"prefill: [{device: 'cuda:x'}]", "'cuda:x' is not a device"},
            {"decode: [{gpu_memory_utilization: 1.5}]", "1.5 is out of range"},
+           {"prefill: [{quantization: fp8}]", "fp8 is for GPUs, and device is cpu"},
+           {"prefill: [{device: cuda, quantization: int3}]", "'int3' is none of none, fp8"},
            {"router: {http: {tls: {key: k}}}", "needs both a certificate and a key"},
            {"router: {http: {port: 7070}}", "is router.http.port too"},
            {"router: {enabled: false}\nprefill: []\ndecode: []", "would run nothing"},

@@ -1,0 +1,135 @@
+// Whole models with FP8 projections: how far their logits are from the reference's, and from those
+// of the same engine in bf16.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+
+#include "common/cuda/device_info.h"
+#include "common/engine/cuda/cuda_ops.h"
+#include "tests/support/engine_harness.h"
+#include "tests/support/golden.h"
+#include "tests/support/test_data.h"
+
+namespace tandem::testing {
+namespace {
+
+std::unique_ptr<EngineHarness> open(const std::filesystem::path& path,
+                                    engine::Quantization quantization) {
+  const auto checkpoint = model::Checkpoint::open(path);
+  EXPECT_TRUE(checkpoint) << checkpoint.error().to_string();
+  if (!checkpoint) return nullptr;
+  EngineHarness::Options options;
+  options.format = kv::KvFormat::kBf16;
+  options.max_rows = 96;
+  engine::CudaOptions cuda;
+  cuda.max_rows = options.max_rows;
+  cuda.max_context = options.positions;
+  cuda.max_sequences = options.sequences;
+  cuda.quantization = quantization;
+  auto ops = engine::create_cuda_ops(cuda, (*checkpoint)->config());
+  EXPECT_TRUE(ops) << ops.error().to_string();
+  if (!ops) return nullptr;
+  auto harness = EngineHarness::create(**checkpoint, std::move(*ops), options);
+  if (!harness && harness.error().code == ErrorCode::kUnsupported) {
+    std::printf("[ FIGURE   ] %-12s %s\n", path.filename().c_str(), harness.error().detail.c_str());
+    return nullptr;
+  }
+  EXPECT_TRUE(harness) << harness.error().to_string();
+  return harness ? std::move(*harness) : nullptr;
+}
+
+// exp of the mean negative log-likelihood of the prompt's own tokens.
+double perplexity(const std::vector<float>& logits, const std::vector<TokenId>& tokens) {
+  const size_t vocab = logits.size() / tokens.size();
+  double nll = 0;
+  for (size_t i = 0; i + 1 < tokens.size(); ++i) {
+    const float* row = logits.data() + i * vocab;
+    double most = -1e30, sum = 0;
+    for (size_t v = 0; v < vocab; ++v) most = std::max(most, static_cast<double>(row[v]));
+    for (size_t v = 0; v < vocab; ++v) sum += std::exp(static_cast<double>(row[v]) - most);
+    nll += most + std::log(sum) - static_cast<double>(row[static_cast<size_t>(tokens[i + 1])]);
+  }
+  return std::exp(nll / static_cast<double>(tokens.size() - 1));
+}
+
+void compare(const std::filesystem::path& model, const std::filesystem::path& golden_folder,
+             double limit) {
+  const auto golden = load_golden(golden_folder);
+  ASSERT_TRUE(golden) << golden.error().to_string();
+  std::vector<std::vector<float>> bf16;
+  {
+    const auto harness = open(model, engine::Quantization::kNone);
+    ASSERT_NE(harness, nullptr);
+    for (const GoldenCase& c : *golden) bf16.push_back(harness->logits(c.prompt).value());
+  }
+  const auto harness = open(model, engine::Quantization::kFp8);
+  if (harness == nullptr) return;  // of odd sizes
+  double difference = 0, norm = 0;
+  size_t same = 0, rows = 0;
+  double perplexity_bf16 = 0, perplexity_fp8 = 0;
+  for (size_t i = 0; i < golden->size(); ++i) {
+    const std::vector<TokenId>& prompt = (*golden)[i].prompt;
+    const auto got = harness->logits(prompt);
+    ASSERT_TRUE(got) << got.error().to_string();
+    const size_t vocab = got->size() / prompt.size();
+    for (size_t j = 0; j < got->size(); ++j) {
+      const double d = static_cast<double>((*got)[j]) - static_cast<double>(bf16[i][j]);
+      difference += d * d;
+      norm += static_cast<double>(bf16[i][j]) * static_cast<double>(bf16[i][j]);
+    }
+    for (size_t r = 0; r < prompt.size(); ++r) {
+      const auto best = [&](const std::vector<float>& v) {
+        const auto begin = v.begin() + static_cast<std::ptrdiff_t>(r * vocab);
+        return std::max_element(begin, begin + static_cast<std::ptrdiff_t>(vocab)) - begin;
+      };
+      same += best(*got) == best(bf16[i]) ? 1 : 0;
+      ++rows;
+    }
+    if (prompt.size() < 2) continue;
+    perplexity_bf16 += std::log(perplexity(bf16[i], prompt));
+    perplexity_fp8 += std::log(perplexity(*got, prompt));
+  }
+  const double off = std::sqrt(difference / norm);
+  const double cases = static_cast<double>(golden->size());
+  std::printf(
+      "[ FIGURE   ] %-12s logits %.4f off bf16, same best token %zu of %zu, perplexity %.3f "
+      "(bf16 %.3f)\n",
+      model.filename().c_str(), off, same, rows, std::exp(perplexity_fp8 / cases),
+      std::exp(perplexity_bf16 / cases));
+  EXPECT_LT(off, limit) << model;
+}
+
+TEST(Fp8Model, LogitsStayNearThoseOfBf16) {
+  const auto devices = cuda::list_devices();
+  if (!devices || devices->empty()) GTEST_SKIP() << "no CUDA device here";
+  for (const auto& entry : std::filesystem::directory_iterator(test_data("golden"))) {
+    const auto checkpoint = model::Checkpoint::open(entry.path());
+    if (!checkpoint || (*checkpoint)->config().moe.experts > 0) continue;
+    if (!std::filesystem::exists(entry.path() / "golden.json")) continue;
+    // Random weights amplify: a bound that only something broken exceeds.
+    compare(entry.path(), entry.path(), 0.5);
+  }
+  if (const char* path = std::getenv("TANDEM_SMOLLM2"))
+    compare(path, test_data("golden/smollm2"), 0.15);
+}
+
+TEST(Fp8Model, AMixtureOfExpertsIsRefused) {
+  const auto devices = cuda::list_devices();
+  if (!devices || devices->empty()) GTEST_SKIP() << "no CUDA device here";
+  const auto checkpoint = model::Checkpoint::open(test_data("golden/qwen3_moe"));
+  if (!checkpoint) GTEST_SKIP() << "no such model among the golden ones";
+  engine::CudaOptions options;
+  options.quantization = engine::Quantization::kFp8;
+  auto ops = engine::create_cuda_ops(options, (*checkpoint)->config());
+  ASSERT_TRUE(ops) << ops.error().to_string();
+  const auto engine = engine::Engine::create(**checkpoint, **ops, {});
+  ASSERT_FALSE(engine);
+  EXPECT_EQ(engine.error().param, "quantization");
+}
+
+}  // namespace
+}  // namespace tandem::testing
