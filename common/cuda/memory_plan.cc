@@ -18,11 +18,13 @@ std::string amount(uint64_t bytes) {
   return text;
 }
 
-uint64_t taken_bytes(const MemoryRequest& r) {
+uint64_t part_bytes(const MemoryRequest& r) {
   uint64_t sum = 0;
   for (const MemoryPart& part : r.parts) sum += part.bytes;
   return sum;
 }
+
+uint64_t taken_bytes(const MemoryRequest& r) { return r.taken ? part_bytes(r) : 0; }
 
 // What this process may have of the card. A configured number of blocks is taken at its word; only
 // "what is left" has to leave something for others.
@@ -34,7 +36,7 @@ uint64_t allowance(const MemoryRequest& r) {
 }
 
 uint64_t needed_beside_kv(const MemoryRequest& r) {
-  return taken_bytes(r) + r.kv_tail_bytes + r.reserve_bytes;
+  return part_bytes(r) + r.kv_tail_bytes + r.reserve_bytes;
 }
 
 std::string share_text(const MemoryRequest& r) {
@@ -42,7 +44,7 @@ std::string share_text(const MemoryRequest& r) {
   if (r.kv_blocks == 0)
     std::snprintf(share, sizeof(share), " and gpu_memory_utilization is %.2f", r.utilization);
   return amount(r.free_bytes + taken_bytes(r)) + " of " + amount(r.total_bytes) +
-         (r.parts.empty() ? " are free" : " are free or this process's") + share;
+         (taken_bytes(r) == 0 ? " are free" : " are free or this process's") + share;
 }
 
 std::string neighbours_text(const MemoryRequest& r) {

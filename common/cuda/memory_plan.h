@@ -10,7 +10,8 @@
 // leave of this process's share. Pure; free of CUDA headers.
 namespace tandem::cuda {
 
-// What a process has taken already for one purpose. `remedy` says how to make it smaller.
+// What a process has taken already for one purpose, or is going to take. `remedy` says how to make
+// it smaller.
 struct MemoryPart {
   std::string name;  // "weights"
   uint64_t bytes = 0;
@@ -27,7 +28,8 @@ struct MemoryNeighbour {
 struct MemoryRequest {
   std::string device;        // "device 0 (NVIDIA H200)", for messages
   uint64_t total_bytes = 0;  // of the card
-  uint64_t free_bytes = 0;   // now, with `parts` and this process's context taken
+  uint64_t free_bytes = 0;   // now, with this process's context taken
+  bool taken = true;         // `parts` are taken already, and not free
   // This process may use that share of the card when the KV pool takes what is left.
   double utilization = 0.9;
   // Kept free for what CUDA takes by itself later: recorded graphs, kernels' code and local memory,

@@ -152,7 +152,7 @@ TEST_F(LinearFp8Test, AgreesWithDoublePrecisionAtAnyNumberOfRows) {
     // What the norm rounds to bf16 is what is quantized.
     std::vector<float> rounded(normed.size());
     for (size_t i = 0; i < rounded.size(); ++i)
-      rounded[i] = to_float(to_bf16(static_cast<float>(cuda::value_of(normed[i]))));
+      rounded[i] = to_float(to_bf16(static_cast<float>(normed[i])));
     const Quantized in(rounded, s.hidden);
     const Quantized in_down(as_floats(mid), s.inner);
     const auto want_qkv = product(in.values, qkv.fp8.values, qkv.bias, kMost, s.hidden, s.qkv);
@@ -171,9 +171,9 @@ TEST_F(LinearFp8Test, AgreesWithDoublePrecisionAtAnyNumberOfRows) {
     };
     DeviceArray<float> device_x(x), device_norm(norm);
     DeviceArray<Bf16> device_mid(mid);
+    const auto longest = static_cast<int64_t>(std::max(s.hidden, s.inner));
     LinearRunner::Limits limits{kMost, static_cast<int64_t>(s.hidden),
-                                static_cast<int64_t>(2 * s.inner),
-                                static_cast<int64_t>(std::max(s.hidden, s.inner))};
+                                static_cast<int64_t>(2 * s.inner), longest, longest};
     const auto linear = runner(limits);
     for (const uint32_t rows : {1U, 7U, 16U, 17U, 33U, 130U, kMost}) {
       SCOPED_TRACE(std::to_string(s.hidden) + " rows " + std::to_string(rows));

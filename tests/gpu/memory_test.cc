@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "common/cuda/device.h"
 #include "common/engine/cuda/cuda_ops.h"
+#include "common/engine/engine.h"
 #include "common/model/checkpoint.h"
 #include "tests/gpu/card.h"
 #include "tests/support/test_data.h"
@@ -17,9 +20,10 @@ struct Loaded {
   std::unique_ptr<model::Checkpoint> checkpoint;
   std::unique_ptr<Ops> ops;
   kv::KvLayout layout;
+  std::string error;
 };
 
-Loaded load() {
+Loaded load(bool planned = false, uint64_t kv_blocks = 0) {
   Loaded result;
   result.checkpoint = std::move(model::Checkpoint::open(test_data("golden/qwen2")).value());
   const model::ModelConfig& m = result.checkpoint->config();
@@ -27,13 +31,15 @@ Loaded load() {
   options.max_rows = 64;
   options.max_context = 256;
   options.max_sequences = 4;
-  auto ops = create_cuda_ops(options, m);
-  EXPECT_TRUE(ops) << ops.error().to_string();
-  if (ops) result.ops = std::move(*ops);
   result.layout = {.layers = m.layers,
                    .kv_heads = m.kv_heads,
                    .head_dim = m.head_dim,
                    .format = kv::KvFormat::kBf16};
+  if (planned) options.kv_layout = result.layout;
+  options.kv_blocks = kv_blocks;
+  auto ops = create_cuda_ops(options, m);
+  if (ops) result.ops = std::move(*ops);
+  result.error = ops ? std::string() : ops.error().detail;
   return result;
 }
 
@@ -64,6 +70,27 @@ TEST_F(CudaMemory, ACardThatOthersHaveFilledIsTold) {
   EXPECT_EQ(limit.error().code, ErrorCode::kResourceExhausted);
   for (const char* part : {"the model does not fit", "are free or this process's", "end what else"})
     EXPECT_NE(limit.error().detail.find(part), std::string::npos) << limit.error().detail;
+}
+
+// With the pool's layout known, everything is planned before a weight is read and taken at once.
+TEST_F(CudaMemory, APlannedEngineTakesNothingMoreWhileItLoads) {
+  Loaded l = load(true);
+  ASSERT_TRUE(l.ops) << l.error;
+  size_t before = 0, after = 0, total = 0;
+  ASSERT_CUDA(cudaMemGetInfo(&before, &total));
+  const auto engine = Engine::create(*l.checkpoint, *l.ops, {.max_rows = 64, .max_context = 256});
+  ASSERT_TRUE(engine) << engine.error().to_string();
+  ASSERT_TRUE(l.ops->kv_memory_limit(l.layout));  // the workspace
+  ASSERT_CUDA(cudaMemGetInfo(&after, &total));
+  // An arena that was too small would have grown by 64 MiB.
+  EXPECT_LT(before - std::min(before, after), size_t{32} << 20);
+}
+
+TEST_F(CudaMemory, WhatDoesNotFitIsRefusedBeforeAWeightIsRead) {
+  const Loaded l = load(true, 1U << 30);
+  ASSERT_FALSE(l.ops);
+  for (const char* part : {"weights", "activations", "workspace", "logits", "1073741824 blocks"})
+    EXPECT_NE(l.error.find(part), std::string::npos) << l.error;
 }
 
 }  // namespace

@@ -16,6 +16,17 @@ std::string gigabytes(size_t bytes) {
   return text;
 }
 
+Status DeviceArena::reserve(size_t bytes) {
+  auto chunk = cuda::DeviceBuffer::create(bytes);
+  if (!chunk) return fail(out_of_memory(chunk.error(), bytes, "the engine"));
+  shared_ = chunk->data();
+  room_ = bytes;
+  used_ = 0;
+  reserved_ += bytes;
+  chunks_.push_back(std::move(*chunk));
+  return {};
+}
+
 Result<std::byte*> DeviceArena::allocate(size_t bytes, std::string_view part) {
   bytes = (std::max<size_t>(bytes, 1) + kAlign - 1) / kAlign * kAlign;
   if (bytes <= room_ - used_) {

@@ -19,6 +19,8 @@ class DeviceArena {
   // Chunks of the arena that small allocations share.
   static constexpr size_t kChunkBytes = size_t{64} << 20;
 
+  // One piece of memory that all allocations then share, as far as it goes. Before the first.
+  [[nodiscard]] Status reserve(size_t bytes);
   // 256-byte aligned, zeroed by the caller if it matters. `part` is a word for messages: weights,
   // activations, workspace, KV pool, …
   [[nodiscard]] Result<std::byte*> allocate(size_t bytes, std::string_view part);

@@ -9,71 +9,32 @@
 #include "kernels/cuda/kv_write.h"
 
 namespace tandem::engine {
-namespace {
-
-// Room for several short prompts in one gather beside the longest context.
-constexpr uint32_t kShortPrompts = 64;
-
-}  // namespace
-
-cuda::DecodeShape CudaAttention::decode_shape(uint32_t window) const {
-  const kv::KvLayout& layout = limits_.layout;
-  return {limits_.heads, layout.kv_heads, layout.head_dim, window, layout.format};
-}
-
-cuda::PrefillShape CudaAttention::prefill_shape() const {
-  return {limits_.heads, limits_.layout.kv_heads, limits_.layout.head_dim};
-}
 
 Status CudaAttention::prepare(const AttentionLimits& limits) {
   limits_ = limits;
-  const kv::KvLayout& layout = limits.layout;
-  size_t partial_bytes = 0;
-  size_t counters = 0;
-  for (const uint32_t window : limits.windows) {
-    const cuda::DecodeShape shape = decode_shape(window);
-    const cuda::DecodeLimits most =
-        cuda::decode_limits(shape, limits.max_sequences, 1, limits.max_context);
-    partial_bytes = std::max(partial_bytes, cuda::decode_partial_bytes(shape, 1, most.partials));
-    counters = std::max(counters, most.counters);
-    ranges_at_ = std::max(ranges_at_, most.units * sizeof(cuda::DecodeUnit));
-  }
-  const size_t plan_bytes = ranges_at_ + (limits.blocks + 1) * sizeof(uint32_t);
-  for (const uint32_t window : limits.windows) {
+  layout_ = AttentionLayout(limits);
+  TANDEM_ASSIGN(std::byte * memory, arena_.allocate(layout_.bytes, "workspace"));
+  for (size_t i = 0; i < limits.windows.size(); ++i) {
     WindowPlan plan;
-    plan.window = window;
-    TANDEM_ASSIGN(plan.host, cuda::PinnedBuffer::create(plan_bytes));
-    TANDEM_ASSIGN(plan.device, arena_.allocate(plan_bytes, "workspace"));
+    plan.window = limits.windows[i];
+    TANDEM_ASSIGN(plan.host, cuda::PinnedBuffer::create(layout_.plan_bytes));
+    plan.device = memory + layout_.plans[i];
     windows_.push_back(std::move(plan));
   }
-  TANDEM_ASSIGN(partials_, arena_.allocate(partial_bytes, "workspace"));
-  // One more for the two of the prefill kernel.
-  const size_t counter_bytes = (counters + 64) * sizeof(uint32_t);
-  TANDEM_ASSIGN(std::byte * zeros, arena_.allocate(counter_bytes, "workspace"));
-  TANDEM_CUDA_TRY(cudaMemsetAsync(zeros, 0, counter_bytes, stream_.get()));
-  prefill_counters_ = reinterpret_cast<uint32_t*>(zeros);
-  counters_ = prefill_counters_ + 64;
-
-  positions_ = std::max(cuda::prefill_span(limits.max_context),
-                        cuda::prefill_span(limits.max_rows) + kShortPrompts * cuda::kPrefillAlign);
-  const size_t row_bytes = size_t{layout.kv_heads} * layout.head_dim * sizeof(Bf16);
-  TANDEM_ASSIGN(keys_, arena_.allocate(positions_ * row_bytes, "workspace"));
-  TANDEM_ASSIGN(values_, arena_.allocate(positions_ * row_bytes, "workspace"));
-  if (layout.needs_tail()) {
-    exact_positions_ =
-        cuda::prefill_span(limits.max_rows) + (limits.max_sequences + 1) * cuda::kPrefillAlign;
-    TANDEM_ASSIGN(exact_keys_, arena_.allocate(exact_positions_ * row_bytes, "workspace"));
-    TANDEM_ASSIGN(exact_values_, arena_.allocate(exact_positions_ * row_bytes, "workspace"));
-    TANDEM_ASSIGN(kept_,
-                  arena_.allocate(cuda::kv_kept_bytes(layout, limits.max_sequences), "workspace"));
+  partials_ = memory + layout_.partials;
+  TANDEM_CUDA_TRY(
+      cudaMemsetAsync(memory + layout_.counters, 0, layout_.counter_bytes, stream_.get()));
+  prefill_counters_ = reinterpret_cast<uint32_t*>(memory + layout_.counters);
+  counters_ = prefill_counters_ + AttentionLayout::kPrefillCounters;
+  keys_ = memory + layout_.keys;
+  values_ = memory + layout_.values;
+  if (limits.layout.needs_tail()) {
+    exact_keys_ = memory + layout_.exact_keys;
+    exact_values_ = memory + layout_.exact_values;
+    kept_ = memory + layout_.kept;
   }
-  tiles_at_ = limits.max_sequences * sizeof(cuda::PrefillSequence);
-  tiles_at_ = (tiles_at_ + 15) / 16 * 16;
-  const size_t prefill_bytes =
-      tiles_at_ + cuda::prefill_max_tiles(prefill_shape(), limits.max_rows, limits.max_sequences) *
-                      sizeof(cuda::PrefillTile);
-  TANDEM_ASSIGN(prefill_host_, cuda::PinnedBuffer::create(prefill_bytes));
-  TANDEM_ASSIGN(prefill_device_, arena_.allocate(prefill_bytes, "workspace"));
+  TANDEM_ASSIGN(prefill_host_, cuda::PinnedBuffer::create(layout_.prefill_bytes));
+  prefill_device_ = memory + layout_.prefill;
   return {};
 }
 
@@ -89,23 +50,23 @@ Status CudaAttention::begin(std::span<const cuda::SequenceSlot> slots, uint32_t 
 
 Status CudaAttention::plan_decode(std::span<const cuda::SequenceSlot> slots) {
   for (WindowPlan& plan : windows_) {
-    cuda::plan_decode(decode_shape(plan.window), slots, 1, limits_.blocks, scratch_plan_);
+    cuda::plan_decode(decode_shape(limits_, plan.window), slots, 1, limits_.blocks, scratch_plan_);
     const size_t unit_bytes = scratch_plan_.units.size() * sizeof(cuda::DecodeUnit);
-    if (unit_bytes > ranges_at_)
+    if (unit_bytes > layout_.ranges_at)
       return fail(ErrorCode::kInternal, "a decode plan is larger than its limits");
     std::memcpy(plan.host.data(), scratch_plan_.units.data(), unit_bytes);
     TANDEM_TRY(cuda::copy_to_device(plan.device, plan.host.data(), unit_bytes, stream_));
     const size_t range_bytes = scratch_plan_.ranges.size() * sizeof(uint32_t);
-    std::memcpy(plan.host.data() + ranges_at_, scratch_plan_.ranges.data(), range_bytes);
-    TANDEM_TRY(cuda::copy_to_device(plan.device + ranges_at_, plan.host.data() + ranges_at_,
-                                    range_bytes, stream_));
+    std::memcpy(plan.host.data() + layout_.ranges_at, scratch_plan_.ranges.data(), range_bytes);
+    TANDEM_TRY(cuda::copy_to_device(plan.device + layout_.ranges_at,
+                                    plan.host.data() + layout_.ranges_at, range_bytes, stream_));
   }
   return {};
 }
 
 Status CudaAttention::plan_prefill(std::span<const cuda::SequenceSlot> slots, uint32_t first) {
   auto* sequences = prefill_host_.as<cuda::PrefillSequence>();
-  auto* tiles = prefill_host_.as<cuda::PrefillTile>(tiles_at_);
+  auto* tiles = prefill_host_.as<cuda::PrefillTile>(layout_.tiles_at);
   size_t tile = 0;
   for (uint32_t begin = 0; begin < slots.size();) {
     Group group;
@@ -117,7 +78,7 @@ Status CudaAttention::plan_prefill(std::span<const cuda::SequenceSlot> slots, ui
     for (; end < slots.size(); ++end) {
       const cuda::SequenceSlot& s = slots[end];
       const uint32_t span = cuda::prefill_span(s.start + s.rows);
-      if (end > begin && used + span > positions_) break;
+      if (end > begin && used + span > layout_.positions) break;
       sequences[end] = {s.first_row, s.rows, s.start, used, exact};
       used += span;
       exact += cuda::prefill_span(s.start % kv::kBlockTokens + s.rows);
@@ -126,7 +87,7 @@ Status CudaAttention::plan_prefill(std::span<const cuda::SequenceSlot> slots, ui
     }
     group.slots = end - begin;
     scratch_tiles_.clear();
-    cuda::plan_prefill(prefill_shape(), {sequences + begin, group.slots}, limits_.l2_bytes,
+    cuda::plan_prefill(prefill_shape(limits_), {sequences + begin, group.slots}, limits_.l2_bytes,
                        scratch_tiles_);
     group.tiles = static_cast<uint32_t>(scratch_tiles_.size());
     std::copy(scratch_tiles_.begin(), scratch_tiles_.end(), tiles + tile);
@@ -135,7 +96,7 @@ Status CudaAttention::plan_prefill(std::span<const cuda::SequenceSlot> slots, ui
     begin = end;
   }
   return cuda::copy_to_device(prefill_device_, prefill_host_.data(),
-                              tiles_at_ + tile * sizeof(cuda::PrefillTile), stream_);
+                              layout_.tiles_at + tile * sizeof(cuda::PrefillTile), stream_);
 }
 
 Status CudaAttention::run(uint32_t layer, const AttentionShape& shape, const cuda::DeviceKv& kv,
@@ -154,14 +115,14 @@ Status CudaAttention::run_decode(uint32_t layer, const AttentionShape& shape,
   step.sequences = decoding_;
   step.max_rows = 1;
   cuda::DecodeAttention task;
-  task.shape = decode_shape(shape.window);
+  task.shape = decode_shape(limits_, shape.window);
   task.layer = layer;
   task.scale = shape.scale;
   task.qkv = static_cast<const Bf16*>(qkv.data);
   task.kept = kept_;
   task.out = static_cast<Bf16*>(out.data);
   task.units = reinterpret_cast<const cuda::DecodeUnit*>(plan->device);
-  task.ranges = reinterpret_cast<const uint32_t*>(plan->device + ranges_at_);
+  task.ranges = reinterpret_cast<const uint32_t*>(plan->device + layout_.ranges_at);
   task.blocks = limits_.blocks;
   task.partials = partials_;
   task.counters = counters_;
@@ -186,16 +147,16 @@ Status CudaAttention::run_group(const Group& group, uint32_t layer, const Attent
                      (group.first_slot - decoding_);
   gather.keys = keys_;
   gather.values = values_;
-  gather.positions = positions_;
+  gather.positions = layout_.positions;
   gather.exact_keys = exact_keys_;
   gather.exact_values = exact_values_;
-  gather.exact_positions = exact_positions_;
+  gather.exact_positions = layout_.exact_positions;
   gather.qkv = static_cast<const Bf16*>(qkv.data);
   gather.kept = kept;
   TANDEM_CUDA_TRY(cuda::kv_gather(step, kv, gather, stream_.get()));
 
   cuda::PrefillAttention task;
-  task.shape = prefill_shape();
+  task.shape = prefill_shape(limits_);
   task.window = shape.window;
   task.scale = shape.scale;
   task.q = qkv.data;
@@ -203,14 +164,14 @@ Status CudaAttention::run_group(const Group& group, uint32_t layer, const Attent
   task.q_rows = static_cast<uint32_t>(qkv.rows);
   task.keys = keys_;
   task.values = values_;
-  task.positions = positions_;
+  task.positions = layout_.positions;
   task.exact_keys = exact_keys_;
   task.exact_values = exact_values_;
-  task.exact_positions = exact_positions_;
+  task.exact_positions = layout_.exact_positions;
   task.out = out.data;
   task.out_stride = static_cast<uint64_t>(out.cols);
-  task.tiles =
-      reinterpret_cast<const cuda::PrefillTile*>(prefill_device_ + tiles_at_) + group.first_tile;
+  task.tiles = reinterpret_cast<const cuda::PrefillTile*>(prefill_device_ + layout_.tiles_at) +
+               group.first_tile;
   task.tile_count = group.tiles;
   task.counters = prefill_counters_;
   TANDEM_CUDA_TRY(cuda::attention_prefill(task, stream_.get()));

@@ -8,25 +8,12 @@
 #include "common/base/result.h"
 #include "common/cuda/memory.h"
 #include "common/engine/cuda/arena.h"
+#include "common/engine/cuda/attention_layout.h"
 #include "common/engine/cuda/step_area.h"
 #include "common/engine/ops.h"
-#include "kernels/cuda/attention_decode.h"
-#include "kernels/cuda/attention_prefill.h"
 #include "kernels/cuda/step.h"
 
 namespace tandem::engine {
-
-// What attention is planned for.
-struct AttentionLimits {
-  uint32_t heads = 0;
-  kv::KvLayout layout;
-  std::vector<uint32_t> windows;  // distinct ones of all layers
-  uint32_t max_rows = 0;
-  uint32_t max_context = 0;
-  uint32_t max_sequences = 0;  // of a step
-  uint32_t blocks = 0;         // that run at once: the card's multiprocessors
-  size_t l2_bytes = 0;
-};
 
 // Attention of a step: sequences with one row read their pages where they are; keys and values of
 // those with more are gathered into a workspace, as many sequences at a time as fit, for dense
@@ -70,25 +57,21 @@ class CudaAttention {
                                   const cuda::DeviceKv& kv, Activation qkv, Activation out);
   [[nodiscard]] Status run_group(const Group& group, uint32_t layer, const AttentionShape& shape,
                                  const cuda::DeviceKv& kv, Activation qkv, Activation out);
-  [[nodiscard]] cuda::DecodeShape decode_shape(uint32_t window) const;
-  [[nodiscard]] cuda::PrefillShape prefill_shape() const;
 
   DeviceArena& arena_;
   const cuda::Stream& stream_;
   AttentionLimits limits_;
+  AttentionLayout layout_;
 
   cuda::DeviceStep step_;
   uint32_t decoding_ = 0;
   std::vector<Group> groups_;
 
   std::vector<WindowPlan> windows_;
-  size_t ranges_at_ = 0;  // in a WindowPlan's memory
   cuda::DecodePlan scratch_plan_;
   std::byte* partials_ = nullptr;
   uint32_t* counters_ = nullptr;
 
-  uint32_t positions_ = 0;  // of the workspace
-  uint32_t exact_positions_ = 0;
   std::byte* keys_ = nullptr;
   std::byte* values_ = nullptr;
   std::byte* exact_keys_ = nullptr;
@@ -96,7 +79,6 @@ class CudaAttention {
   std::byte* kept_ = nullptr;
   cuda::PinnedBuffer prefill_host_;  // sequences, then tiles; the device's lie alike
   std::byte* prefill_device_ = nullptr;
-  size_t tiles_at_ = 0;
   std::vector<cuda::PrefillTile> scratch_tiles_;
   uint32_t* prefill_counters_ = nullptr;
 };

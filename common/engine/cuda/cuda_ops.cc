@@ -15,18 +15,8 @@
 namespace tandem::engine {
 namespace {
 
-// Logits exist for at most this many rows at once, and in at most this much memory.
-constexpr uint32_t kLogitRows = 128;
-constexpr size_t kLogitBytes = size_t{256} << 20;
 // What the driver, recorded graphs and cuBLASLt take beside what this process allocates itself.
 constexpr size_t kReserveBytes = size_t{768} << 20;
-
-std::vector<uint32_t> distinct(std::vector<uint32_t> values) {
-  std::ranges::sort(values);
-  const auto rest = std::ranges::unique(values);
-  values.erase(rest.begin(), rest.end());
-  return values;
-}
 
 NormInput norm_input(Activation x, const VectorWeight& norm, float eps) {
   return {static_cast<const float*>(x.data), nullptr, static_cast<const CudaVector&>(norm).data,
@@ -75,9 +65,7 @@ void CudaOps::plan_linear(const CudaLinear& weight, std::vector<LinearRef>& shap
   const bool known = std::ranges::any_of(
       shapes, [&](const LinearRef& s) { return s.in == weight.in && s.out == weight.out; });
   if (!known) shapes.push_back(weight.ref());
-  linear_limits_.max_hidden = std::max(linear_limits_.max_hidden, weight.in);
-  if (weight.fp8 != nullptr)
-    linear_limits_.max_fp8_in = std::max(linear_limits_.max_fp8_in, weight.in);
+  longest_input_ = std::max(longest_input_, weight.in);
 }
 
 Result<std::unique_ptr<LinearWeight>> CudaOps::load_linear(
@@ -100,7 +88,6 @@ Result<std::unique_ptr<LinearWeight>> CudaOps::load_gate_up(
     return fail(ErrorCode::kMismatch, "gate and up projection differ in shape");
   TANDEM_ASSIGN(auto weight, loader_.linear(parts, biases, true, precision()));
   plan_linear(*weight, shapes_.gate_up);
-  linear_limits_.max_gate_up = std::max(linear_limits_.max_gate_up, weight->out);
   return weight;
 }
 
@@ -182,24 +169,12 @@ Status CudaOps::plan_memory(const kv::KvLayout& layout) {
   if (layout.format == kv::KvFormat::kF32)
     return fail(ErrorCode::kUnsupported,
                 "the CUDA engine keeps no float32 KV cache: use bf16 (kv.format)", "kv.format");
-  AttentionLimits limits;
-  limits.heads = model_.heads;
-  limits.layout = layout;
-  limits.windows = distinct(model_.windows);
-  limits.max_rows = options_.max_rows;
-  limits.max_context = max_context_;
-  limits.max_sequences = step_sequences_;
-  limits.blocks = static_cast<uint32_t>(device_.info().multiprocessors);
-  limits.l2_bytes = device_.info().l2_bytes;
-  TANDEM_TRY(attention_.prepare(limits));
-  const auto fitting = static_cast<uint32_t>(kLogitBytes / (model_.vocab * sizeof(float)));
-  const uint32_t batch =
-      std::max({std::min(kLogitRows, fitting), options_.max_sequences, uint32_t{1}});
-  linear_limits_.max_rows = std::max(options_.max_rows, batch);
+  const EngineLimits limits(options_, model_, layout, device_.info());
+  TANDEM_TRY(attention_.prepare(limits.attention));
   TANDEM_ASSIGN(std::byte * scratch,
-                arena_.allocate(LinearRunner::scratch_bytes(linear_limits_), "workspace"));
+                arena_.allocate(LinearRunner::scratch_bytes(limits.linear), "workspace"));
   TANDEM_ASSIGN(linear_,
-                LinearRunner::create({&lt_, scratch, linear_limits_, device_.info().name,
+                LinearRunner::create({&lt_, scratch, limits.linear, device_.info().name,
                                       static_cast<uint32_t>(device_.info().multiprocessors),
                                       options_.algorithm_file}));
   if (moe_) {
@@ -207,14 +182,8 @@ Status CudaOps::plan_memory(const kv::KvLayout& layout) {
     TANDEM_ASSIGN(moe_memory_,
                   arena_.allocate(cuda::moe_buffer_bytes(*moe_, options_.max_rows), "activations"));
   }
-  TANDEM_TRY(outputs_.prepare(*linear_, model_.vocab, batch, max_context_));
-  StepCounts most;
-  most.rows = options_.max_rows;
-  most.sequences = step_sequences_;
-  most.outputs = options_.max_rows;
-  most.blocks =
-      size_t{step_sequences_} * ((max_context_ + kv::kBlockTokens - 1) / kv::kBlockTokens);
-  TANDEM_ASSIGN(area_, StepArea::create(arena_, StepLayout(most).bytes));
+  TANDEM_TRY(outputs_.prepare(*linear_, model_.vocab, limits.logit_rows, max_context_));
+  TANDEM_ASSIGN(area_, StepArea::create(arena_, StepLayout(limits.step).bytes));
   for (uint32_t i = 0; i < model_.layers; ++i) {
     TANDEM_ASSIGN(auto event, cuda::Event::create());
     layer_events_.push_back(std::move(event));
@@ -224,8 +193,23 @@ Status CudaOps::plan_memory(const kv::KvLayout& layout) {
   return {};
 }
 
+Status CudaOps::reserve_memory() {
+  const kv::KvLayout& layout = *options_.kv_layout;
+  const EngineLimits limits(options_, model_, layout, device_.info());
+  std::vector<cuda::MemoryPart> parts = footprint(options_, model_, limits);
+  TANDEM_ASSIGN(const kv::PageBytes tails, kv::page_bytes_of(layout, 1, options_.kv_tails));
+  uint64_t bytes = 0;
+  for (const cuda::MemoryPart& part : parts) bytes += part.bytes;
+  TANDEM_ASSIGN(cuda::MemoryRequest request,
+                memory_request(layout, options_.kv_blocks, tails.tails, std::move(parts)));
+  request.taken = false;
+  TANDEM_TRY(plan_kv_blocks(request));
+  return arena_.reserve(bytes);
+}
+
 Result<cuda::MemoryRequest> CudaOps::memory_request(const kv::KvLayout& layout, uint64_t blocks,
-                                                    uint64_t tail_bytes) const {
+                                                    uint64_t tail_bytes,
+                                                    std::vector<cuda::MemoryPart> parts) const {
   TANDEM_ASSIGN(const auto memory, device_.memory());
   cuda::MemoryRequest request;
   request.device =
@@ -234,7 +218,7 @@ Result<cuda::MemoryRequest> CudaOps::memory_request(const kv::KvLayout& layout, 
   request.free_bytes = memory.free;
   request.utilization = options_.memory_utilization;
   request.reserve_bytes = kReserveBytes;
-  request.parts = arena_.parts();
+  request.parts = std::move(parts);
   request.kv_block_bytes = layout.block_bytes();
   request.kv_tail_bytes = tail_bytes;
   request.kv_blocks = blocks;
@@ -259,7 +243,7 @@ std::vector<cuda::MemoryNeighbour> CudaOps::neighbours() const {
 
 Result<std::optional<uint64_t>> CudaOps::kv_memory_limit(const kv::KvLayout& layout) {
   TANDEM_TRY(plan_memory(layout));
-  TANDEM_ASSIGN(const cuda::MemoryRequest request, memory_request(layout, 0, 0));
+  TANDEM_ASSIGN(const cuda::MemoryRequest request, memory_request(layout, 0, 0, arena_.parts()));
   TANDEM_ASSIGN(const uint64_t blocks, plan_kv_blocks(request));
   return blocks * layout.block_bytes();
 }
@@ -268,7 +252,8 @@ Result<std::unique_ptr<kv::PageMemory>> CudaOps::create_kv_memory(const kv::KvLa
                                                                   uint32_t blocks, uint32_t tails) {
   TANDEM_TRY(plan_memory(layout));
   TANDEM_ASSIGN(const kv::PageBytes bytes, kv::page_bytes_of(layout, blocks, tails));
-  TANDEM_ASSIGN(const cuda::MemoryRequest request, memory_request(layout, blocks, bytes.tails));
+  TANDEM_ASSIGN(const cuda::MemoryRequest request,
+                memory_request(layout, blocks, bytes.tails, arena_.parts()));
   TANDEM_TRY(plan_kv_blocks(request));
   auto allocated = arena_.allocate_apart(bytes.pages, "KV pool");
   if (!allocated) {
@@ -381,8 +366,10 @@ Result<std::unique_ptr<Ops>> create_cuda_ops(const CudaOptions& options,
   TANDEM_ASSIGN(auto lt, cuda::CublasLt::create(options.libraries));
   if (options.quantization == Quantization::kFp8)
     TANDEM_TRY(check_fp8(device.info(), lt.version()));
-  return std::make_unique<CudaOps>(options, model, std::move(device), std::move(stream),
-                                   std::move(lt));
+  auto ops = std::make_unique<CudaOps>(options, model, std::move(device), std::move(stream),
+                                       std::move(lt));
+  if (options.kv_layout) TANDEM_TRY(ops->reserve_memory());
+  return ops;
 }
 
 }  // namespace tandem::engine

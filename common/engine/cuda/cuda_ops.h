@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,11 @@ struct CudaOptions {
   uint32_t max_sequences = 64;      // that decode together; as many prompts may join them in a step
   double memory_utilization = 0.9;  // share of the card's memory that this process may take
   Quantization quantization = Quantization::kNone;
+  // The KV pool to come, if it is known: then all memory is planned before anything is loaded, and
+  // a model that does not fit is refused at once. 0 blocks: as many as fit.
+  std::optional<kv::KvLayout> kv_layout;
+  uint64_t kv_blocks = 0;
+  uint64_t kv_tails = 0;
   // Folders to search for cuBLASLt first; empty: where the system looks.
   std::vector<std::string> libraries;
   // Where the algorithms that cuBLASLt was found to be fastest with are kept between starts; empty:

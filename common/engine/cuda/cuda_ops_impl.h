@@ -13,6 +13,7 @@
 #include "common/engine/cuda/arena.h"
 #include "common/engine/cuda/attention.h"
 #include "common/engine/cuda/cuda_ops.h"
+#include "common/engine/cuda/engine_limits.h"
 #include "common/engine/cuda/linear.h"
 #include "common/engine/cuda/outputs.h"
 #include "common/engine/cuda/stages.h"
@@ -31,6 +32,9 @@ class CudaOps final : public Ops {
   CudaOps(const CudaOptions& options, const model::ModelConfig& model, cuda::Device device,
           cuda::Stream stream, cuda::CublasLt lt);
   ~CudaOps() override;
+
+  // Plans all memory and takes what the engine itself needs in one piece; options.kv_layout is set.
+  Status reserve_memory();
 
   Result<std::unique_ptr<LinearWeight>> load_linear(
       std::span<const model::HostTensor* const> parts,
@@ -84,7 +88,8 @@ class CudaOps final : public Ops {
 
   Status plan_memory(const kv::KvLayout& layout);
   Result<cuda::MemoryRequest> memory_request(const kv::KvLayout& layout, uint64_t blocks,
-                                             uint64_t tail_bytes) const;
+                                             uint64_t tail_bytes,
+                                             std::vector<cuda::MemoryPart> parts) const;
   std::vector<cuda::MemoryNeighbour> neighbours() const;
   [[nodiscard]] bool can_replay(const StepRequest& request) const;
   Status describe(const StepRequest& request, const StepCounts& counts);
@@ -113,7 +118,7 @@ class CudaOps final : public Ops {
   DeviceArena arena_;
   CudaWeightLoader loader_;
   LinearRunner::Shapes shapes_;  // of what was loaded
-  LinearRunner::Limits linear_limits_;
+  int64_t longest_input_ = 0;    // of any projection
   std::optional<LinearRunner> linear_;
   Stages stages_;
   std::optional<cuda::MoeShapes> moe_;  // once a mixture was loaded

@@ -190,8 +190,8 @@ Status CudaOps::record(const KvPages& kv, uint32_t rows, const StepBody& body) {
 // Times on the pool's memory, which means nothing yet.
 Status CudaOps::choose_algorithms(const KvPages& kv) {
   const size_t bytes = size_t{kv.blocks} * kv.layout.block_bytes();
-  size_t input = static_cast<size_t>(linear_limits_.max_rows) *
-                 static_cast<size_t>(linear_limits_.max_hidden) * sizeof(Bf16);
+  size_t input = std::max<size_t>(options_.max_rows, outputs_.batch()) *
+                 static_cast<size_t>(longest_input_) * sizeof(Bf16);
   input = (input + 255) / 256 * 256;
   if (input >= bytes) return {};  // a pool of a few blocks: the library's own choice will do
   shapes_.head_rows = outputs_.batch();

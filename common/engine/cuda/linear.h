@@ -44,6 +44,7 @@ class LinearRunner {
     uint32_t max_rows = 0;    // of a step
     int64_t max_hidden = 0;   // longest input behind a norm
     int64_t max_gate_up = 0;  // most outputs of a gate | up projection
+    int64_t max_in = 0;       // longest input of any projection
     int64_t max_fp8_in = 0;   // longest input of an FP8 projection; 0: there is none
   };
   struct Deps {

@@ -14,7 +14,23 @@ constexpr uint32_t kTopCapacity = 32;
 constexpr uint32_t kBiasCapacity = 16384;  // entries of all logit_bias of a batch
 constexpr size_t kHistoryStaging = size_t{1} << 20;
 
+size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
 }  // namespace
+
+// Twice as many entries as rows: a row may be scored and draw.
+OutputLayout::OutputLayout(uint32_t vocab, uint32_t batch, uint32_t max_context)
+    : logits_bytes(size_t{batch} * vocab * sizeof(float)),
+      biases_at(2 * size_t{batch} * sizeof(cuda::SampleRow)),
+      description_bytes(biases_at + kBiasCapacity * sizeof(cuda::SampleBias)),
+      top_at(2 * size_t{batch} * (sizeof(int32_t) + sizeof(float))),
+      results_bytes(top_at + 2 * size_t{batch} * kTopCapacity * sizeof(cuda::SampleTop)),
+      history_stride(max_context + 1),
+      history_bytes(size_t{batch} * history_stride * sizeof(int32_t)) {}
+
+size_t OutputLayout::workspace_bytes() const {
+  return aligned(description_bytes) + aligned(results_bytes) + aligned(history_bytes);
+}
 
 Status CudaOutputs::prepare(LinearRunner& linear, uint32_t vocab, uint32_t batch,
                             uint32_t max_context) {
@@ -23,34 +39,30 @@ Status CudaOutputs::prepare(LinearRunner& linear, uint32_t vocab, uint32_t batch
   batch_ = batch;
   sampling_ = cuda::plan_sampling(vocab);
   if (sampling_.cluster != 0) TANDEM_CUDA_TRY(cuda::prepare_sampling(sampling_));
-  const size_t entries = 2 * size_t{batch};  // a row may be scored and draw
-  TANDEM_ASSIGN(std::byte * logits,
-                arena_.allocate(size_t{batch} * vocab * sizeof(float), "logits"));
+  const OutputLayout layout(vocab, batch, max_context);
+  TANDEM_ASSIGN(std::byte * logits, arena_.allocate(layout.logits_bytes, "logits"));
   logits_ = reinterpret_cast<float*>(logits);
 
-  biases_at_ = entries * sizeof(cuda::SampleRow);
-  const size_t description = biases_at_ + kBiasCapacity * sizeof(cuda::SampleBias);
-  TANDEM_ASSIGN(description_, cuda::PinnedBuffer::create(description));
-  TANDEM_ASSIGN(device_description_, arena_.allocate(description, "workspace"));
+  const size_t entries = 2 * size_t{batch};
+  biases_at_ = layout.biases_at;
+  TANDEM_ASSIGN(description_, cuda::PinnedBuffer::create(layout.description_bytes));
+  TANDEM_ASSIGN(device_description_, arena_.allocate(layout.description_bytes, "workspace"));
   rows_ = std::make_unique<SampleBatch>(
       vocab, kTopCapacity, std::span(description_.as<cuda::SampleRow>(), entries),
       std::span(description_.as<cuda::SampleBias>(biases_at_), kBiasCapacity));
 
-  top_at_ = entries * (sizeof(int32_t) + sizeof(float));
-  const size_t results = top_at_ + entries * kTopCapacity * sizeof(cuda::SampleTop);
-  TANDEM_ASSIGN(results_, cuda::PinnedBuffer::create(results));
-  TANDEM_ASSIGN(device_results_, arena_.allocate(results, "workspace"));
+  top_at_ = layout.top_at;
+  TANDEM_ASSIGN(results_, cuda::PinnedBuffer::create(layout.results_bytes));
+  TANDEM_ASSIGN(device_results_, arena_.allocate(layout.results_bytes, "workspace"));
 
-  const uint32_t stride = max_context + 1;
-  TANDEM_ASSIGN(std::byte * history,
-                arena_.allocate(size_t{batch} * stride * sizeof(int32_t), "workspace"));
+  TANDEM_ASSIGN(std::byte * history, arena_.allocate(layout.history_bytes, "workspace"));
   TANDEM_ASSIGN(history_staging_, cuda::PinnedBuffer::create(kHistoryStaging));
-  histories_ = std::make_unique<HistorySlots>(batch, stride);
+  histories_ = std::make_unique<HistorySlots>(batch, layout.history_stride);
 
   device_.rows = reinterpret_cast<const cuda::SampleRow*>(device_description_);
   device_.biases = reinterpret_cast<const cuda::SampleBias*>(device_description_ + biases_at_);
   device_.history = reinterpret_cast<int32_t*>(history);
-  device_.history_stride = stride;
+  device_.history_stride = layout.history_stride;
   device_.tokens = reinterpret_cast<int32_t*>(device_results_);
   device_.logprobs = reinterpret_cast<float*>(device_results_ + entries * sizeof(int32_t));
   device_.top = reinterpret_cast<cuda::SampleTop*>(device_results_ + top_at_);

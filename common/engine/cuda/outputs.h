@@ -18,6 +18,22 @@
 
 namespace tandem::engine {
 
+// Sizes of what outputs take, in bytes; offsets within the parts. Pure.
+struct OutputLayout {
+  OutputLayout() = default;
+  OutputLayout(uint32_t vocab, uint32_t batch, uint32_t max_context);
+
+  size_t logits_bytes = 0;  // [batch, vocab] float32
+  size_t biases_at = 0;     // in the description, behind its rows
+  size_t description_bytes = 0;
+  size_t top_at = 0;  // in the results, behind tokens and log-probabilities
+  size_t results_bytes = 0;
+  uint32_t history_stride = 0;  // tokens
+  size_t history_bytes = 0;
+  // Of all but the logits, each part a multiple of 256.
+  [[nodiscard]] size_t workspace_bytes() const;
+};
+
 // The end of a step: logits of the wanted rows, and tokens and scores made from them on the device.
 // What the sampling kernel cannot do (a vocabulary past its limit, more alternatives than planned)
 // is sampled on the host from the same logits, with the same semantics. Device thread only.

@@ -35,6 +35,20 @@ TEST(MemoryPlan, KvTakesWhatTheShareLeaves) {
   EXPECT_EQ(*blocks, 85387u);
 }
 
+// The same numbers before anything is loaded.
+TEST(MemoryPlan, PartsThatAreStillToComeAreNotFree) {
+  MemoryRequest r = request();
+  r.free_bytes += 16 * kGiB + 33 * kMiB;
+  r.taken = false;
+  EXPECT_EQ(plan_kv_blocks(r).value(), 85387u);
+  r.free_bytes = 15 * kGiB;
+  const auto blocks = plan_kv_blocks(r);
+  ASSERT_FALSE(blocks);
+  expect_parts(blocks.error().detail,
+               {"weights 14.0 GiB", "activations 2.00 GiB", "workspace 33.0 MiB",
+                "together 17.0 GiB", "Allowed: 15.0 GiB", "15.0 GiB of 100.0 GiB are free"});
+}
+
 TEST(MemoryPlan, LessThanTheShareIsFree) {
   MemoryRequest r = request();
   r.free_bytes = 10 * kGiB;
