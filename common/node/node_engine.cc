@@ -67,7 +67,8 @@ Result<PooledEngine> give_pool(std::shared_ptr<engine::Ops> ops,
 Result<NodeEngine> create_node_engine(const ClusterConfig& config, const NodeSettings& settings,
                                       const std::string& run_dir, uint32_t tails,
                                       NodeModel& model) {
-  TANDEM_ASSIGN(std::shared_ptr<engine::Ops> ops, create_ops(config, settings, run_dir, tails, model));
+  TANDEM_ASSIGN(std::shared_ptr<engine::Ops> ops,
+                create_ops(config, settings, run_dir, tails, model));
   const engine::EngineOptions options{.max_rows = settings.max_batch_tokens,
                                       .max_context = model.max_context};
   TANDEM_ASSIGN(std::shared_ptr<engine::Engine> engine,

@@ -1,7 +1,6 @@
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
 
-#include "common/kv/codec.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear_fp8.h"
 #include "kernels/cuda/rows.cuh"
@@ -11,56 +10,9 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kEach = 8;  // elements of a thread's load
-
-__device__ __forceinline__ float2 pair_of(uint32_t bits) {
-  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits));
-}
-
-__device__ __forceinline__ float largest_of(const uint4& v) {
-  float most = 0;
-#pragma unroll
-  for (const uint32_t bits : {v.x, v.y, v.z, v.w}) {
-    const float2 p = pair_of(bits);
-    most = fmaxf(most, fmaxf(fabsf(p.x), fabsf(p.y)));
-  }
-  return most;
-}
-
-__device__ __forceinline__ uint32_t two_of(uint32_t bits, float factor) {
-  const float2 p = pair_of(bits);
-  return __nv_cvt_float2_to_fp8x2({p.x * factor, p.y * factor}, __NV_SATFINITE, __NV_E4M3);
-}
 
 __device__ __forceinline__ float value_of(uint8_t bits) {
   return __half2float(__half(__nv_cvt_fp8_to_halfraw(bits, __NV_E4M3)));
-}
-
-// A block a row. The second pass finds the row in the cache.
-__global__ void __launch_bounds__(kThreads)
-    quantize_rows_kernel(const uint4* x, int vectors, uint2* out, float* scales) {
-  allow_next();
-  wait_for_previous();
-  const int64_t row = blockIdx.x;
-  const uint4* from = x + row * vectors;
-  float most = 0;
-  for (int i = static_cast<int>(threadIdx.x); i < vectors; i += kThreads)
-    most = fmaxf(most, largest_of(from[i]));
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    most = fmaxf(most, __shfl_xor_sync(0xffffffffU, most, offset));
-  __shared__ float warps[kWarps];
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = most;
-  __syncthreads();
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) most = fmaxf(most, warps[w]);
-  const float factor = most > 0 ? __fdiv_rn(kv::kMaxE4m3, most) : 0.0F;
-  if (threadIdx.x == 0) scales[row] = __fdiv_rn(most, kv::kMaxE4m3);
-  for (int i = static_cast<int>(threadIdx.x); i < vectors; i += kThreads) {
-    const uint4 v = from[i];
-    out[row * vectors + i] = {two_of(v.x, factor) | two_of(v.y, factor) << 16,
-                              two_of(v.z, factor) | two_of(v.w, factor) << 16};
-  }
 }
 
 struct Task {
@@ -115,14 +67,6 @@ Kernel pick(SmallEpilogue epilogue) {
 }
 
 }  // namespace
-
-cudaError_t quantize_rows(const Fp8Rows& task, cudaStream_t stream) {
-  if (task.rows == 0 || task.cols == 0) return cudaSuccess;
-  if (task.cols % kEach != 0) return cudaErrorInvalidValue;
-  return launch_chained(quantize_rows_kernel, dim3(task.rows), dim3(kThreads), 0, stream,
-                        reinterpret_cast<const uint4*>(task.x), static_cast<int>(task.cols / kEach),
-                        reinterpret_cast<uint2*>(task.out), task.scales);
-}
 
 cudaError_t linear_fp8_plain(const Fp8Linear& task, cudaStream_t stream) {
   if (task.rows == 0 || task.out == 0) return cudaSuccess;

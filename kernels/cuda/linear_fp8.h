@@ -7,20 +7,9 @@
 #include "common/base/dtype.h"
 #include "kernels/cuda/linear_small.h"
 
-// What FP8 projections need beside cuBLASLt. Elements are float8 e4m3fn, each row with a scale:
-// value = element * scale. See step.h for conventions.
+// FP8 projections without cuBLASLt. Elements are float8 e4m3fn, each row with a scale: value =
+// element * scale; fp8_rows.h makes them of activations. See step.h for conventions.
 namespace tandem::cuda {
-
-// out[r, c] = e4m3(x[r, c] * (448 / largest)), scales[r] = largest / 448, with `largest` the
-// largest magnitude of row r; a row of zeros has scale 0. To nearest even, as common/kv/codec.h.
-struct Fp8Rows {
-  const Bf16* x = nullptr;  // [rows, cols], 16-byte aligned
-  uint32_t rows = 0;
-  int64_t cols = 0;         // % 8 == 0
-  uint8_t* out = nullptr;   // [rows, cols]
-  float* scales = nullptr;  // [rows]
-};
-cudaError_t quantize_rows(const Fp8Rows& task, cudaStream_t stream);
 
 // y[rows, out] = (x * x_scales) @ (weight * weight_scales)^T + bias, sums in float32. Any size, a
 // warp an output: for shapes that cuBLASLt has nothing for, and to compare with.

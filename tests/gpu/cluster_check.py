@@ -94,6 +94,20 @@ def every_kv_format(folder):
             check(f"KV in {kv}: answers", all(got), str(got))
 
 
+def prefill_in_fp8(folder):
+    """Prefill nodes whose projections are FP8 fill pages that decode nodes in bf16 read."""
+    settings = config(harness.CHAT_MODEL)
+    with harness.Cluster(folder / "bf16", settings) as cluster:
+        wanted = answers(cluster, 24)
+    settings["prefill"] = [{**settings["prefill"][0], "quantization": "fp8"}]
+    with harness.Cluster(folder / "fp8", settings) as cluster:
+        got = answers(cluster, 24)
+        engines = sorted((n["role"], n["engine"]) for n in cluster.status()["nodes"])
+        check("prefill in FP8, decode in bf16", [e.endswith("-fp8") for _, e in engines] == [False, True], str(engines))
+        same = sum(a[:8] == b[:8] for a, b in zip(wanted, got))
+        check("prefill in FP8: most answers begin as in bf16", 2 * same > len(got), f"{got} against {wanted}")
+
+
 def a_killed_node_is_replaced(folder):
     with harness.Cluster(folder / "killed", config(harness.CHAT_MODEL)) as cluster:
         wanted = answers(cluster, 200)[0]
@@ -127,7 +141,7 @@ def main():
         folder = pathlib.Path(name)
         steps = [bad_devices, same_text_as_on_cpu]
         if "--quick" not in sys.argv:
-            steps += [every_kv_format, a_killed_node_is_replaced]
+            steps += [every_kv_format, prefill_in_fp8, a_killed_node_is_replaced]
         for step in steps:
             try:
                 step(folder)

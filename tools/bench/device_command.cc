@@ -21,6 +21,7 @@ struct KernelFlags {
 struct StepFlags {
   StepBenchOptions options;
   std::string format = "bf16";
+  std::string quantization = "none";
   bool json = false;
 };
 
@@ -65,6 +66,7 @@ void steps(StepFlags& flags) {
   const auto format = kv::parse_kv_format(flags.format);
   if (!format) stop("step", format.error());
   flags.options.format = *format;
+  if (flags.quantization == "fp8") flags.options.quantization = engine::Quantization::kFp8;
   Printer printer(flags.json);
   const auto ceilings = bench_steps(flags.options, printer.sink());
   if (!ceilings) stop("step", ceilings.error());
@@ -160,6 +162,10 @@ void add_step_command(CLI::App& bench) {
   command->add_flag("--profile", o.profile,
                     "Instead: time, bytes, GB/s and share of each stage of a step");
   command->add_option("--kv", flags->format, "KV format: bf16, fp8_e4m3, int8, k8v4, int4");
+  command
+      ->add_option("--quantization", flags->quantization,
+                   "How projections are kept: fp8 (a scale for each output channel) or none")
+      ->check(CLI::IsMember({"none", "fp8"}));
   command->add_option("--libraries", o.card.libraries, "Folders searched for cuBLASLt first");
   command->add_flag("--json", flags->json, "Print one JSON object");
   command->callback([flags] { steps(*flags); });

@@ -48,7 +48,8 @@ CudaOps::CudaOps(const CudaOptions& options, const model::ModelConfig& model, cu
       device_(std::move(device)),
       stream_(std::move(stream)),
       lt_(std::move(lt)),
-      name_("cuda-sm" + std::to_string(device_.info().major * 10 + device_.info().minor)),
+      name_("cuda-sm" + std::to_string(device_.info().major * 10 + device_.info().minor) +
+            (options.quantization == Quantization::kFp8 ? "-fp8" : "")),
       step_sequences_(2 * options.max_sequences),
       max_context_(options.max_context == 0 ? model.max_positions
                                             : std::min(options.max_context, model.max_positions)),
@@ -121,11 +122,6 @@ Result<std::unique_ptr<MoeWeight>> CudaOps::load_moe(
     const MoeShape& shape, const model::HostTensor& router,
     std::span<const model::HostTensor* const> gate, std::span<const model::HostTensor* const> up,
     std::span<const model::HostTensor* const> down) {
-  if (options_.quantization == Quantization::kFp8)
-    return fail(ErrorCode::kUnsupported,
-                "quantization fp8 is for dense models; this one is a mixture of experts: use "
-                "quantization none",
-                "quantization");
   const cuda::MoeShapes shapes{model_.hidden, shape.intermediate, shape.experts,
                                shape.experts_per_token, shape.normalize_top_k};
   if (const char* problem = cuda::moe_problem(shapes); problem != nullptr)
@@ -361,6 +357,7 @@ void CudaOps::norm_moe(uint32_t rows, Activation x, const VectorWeight& norm, fl
 
 Result<std::unique_ptr<Ops>> create_cuda_ops(const CudaOptions& options,
                                              const model::ModelConfig& model) {
+  if (options.quantization == Quantization::kFp8) TANDEM_TRY(check_fp8_model(model));
   TANDEM_ASSIGN(auto device, cuda::Device::open(options.device));
   TANDEM_ASSIGN(auto stream, cuda::Stream::create());
   TANDEM_ASSIGN(auto lt, cuda::CublasLt::create(options.libraries));

@@ -75,12 +75,9 @@ EngineLimits::EngineLimits(const CudaOptions& options, const model::ModelConfig&
 
   linear.max_rows = std::max(options.max_rows, logit_rows);
   linear.max_hidden = model.hidden;
-  linear.max_in = std::max(model.hidden, model.heads * model.head_dim);
-  if (has_dense_layer(model)) {
-    linear.max_in = std::max<int64_t>(linear.max_in, model.intermediate);
-    linear.max_gate_up = 2 * int64_t{model.intermediate};
-  }
-  if (options.quantization == Quantization::kFp8) linear.max_fp8_in = linear.max_in;
+  if (has_dense_layer(model)) linear.max_gate_up = 2 * int64_t{model.intermediate};
+  if (options.quantization == Quantization::kFp8)
+    linear.max_fp8_in = std::max(model.hidden, model.heads * model.head_dim);
 
   step.rows = options.max_rows;
   step.sequences = step_sequences;

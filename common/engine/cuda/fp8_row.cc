@@ -5,6 +5,7 @@
 #include <string>
 
 #include "common/kv/codec.h"
+#include "kernels/cuda/fp8_rows.h"
 
 namespace tandem::engine {
 namespace {
@@ -44,6 +45,12 @@ Status check_fp8(const cuda::DeviceInfo& device, size_t cublaslt_version) {
 }
 
 Status check_fp8_shape(int64_t in, int64_t out) {
+  if (in > cuda::kFp8RowCols)
+    return fail(ErrorCode::kUnsupported,
+                "quantization fp8 wants projections of at most " +
+                    std::to_string(cuda::kFp8RowCols) + " inputs; this model has one of " +
+                    std::to_string(in) + ": use quantization none",
+                "quantization");
   if (in > 0 && out > 0 && in % kMultiple == 0 && out % kMultiple == 0) return {};
   return fail(ErrorCode::kUnsupported,
               "quantization fp8 wants projections whose sizes are multiples of 16; this model has "
@@ -51,6 +58,20 @@ Status check_fp8_shape(int64_t in, int64_t out) {
                   std::to_string(in) + " inputs and " + std::to_string(out) +
                   " outputs: use quantization none",
               "quantization");
+}
+
+Status check_fp8_model(const model::ModelConfig& model) {
+  if (model.moe.experts > 0)
+    return fail(ErrorCode::kUnsupported,
+                "quantization fp8 is for dense models; this one is a mixture of experts: use "
+                "quantization none",
+                "quantization");
+  const int64_t q = int64_t{model.heads} * model.head_dim;
+  const int64_t kv = int64_t{model.kv_heads} * model.head_dim;
+  TANDEM_TRY(check_fp8_shape(model.hidden, q + 2 * kv));
+  TANDEM_TRY(check_fp8_shape(q, model.hidden));
+  TANDEM_TRY(check_fp8_shape(model.hidden, 2 * int64_t{model.intermediate}));
+  return check_fp8_shape(model.intermediate, model.hidden);
 }
 
 }  // namespace tandem::engine

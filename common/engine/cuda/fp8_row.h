@@ -5,10 +5,11 @@
 
 #include "common/base/result.h"
 #include "common/cuda/device_info.h"
+#include "common/model/config.h"
 
 namespace tandem::engine {
 
-// Quantizes one output channel of a weight as kernels/cuda/linear_fp8.h quantizes a row of
+// Quantizes one output channel of a weight as kernels/cuda/fp8_rows.h quantizes a row of
 // activations: float8 e4m3fn elements, x = element * scale. `out` takes as many bytes as the row
 // has elements. Pure.
 [[nodiscard]] float quantize_fp8_row(std::span<const float> row, uint8_t* out);
@@ -19,5 +20,8 @@ namespace tandem::engine {
 
 // Whether a projection of these sizes can be kept in FP8.
 [[nodiscard]] Status check_fp8_shape(int64_t in, int64_t out);
+
+// Whether all projections of a model can: says so before its weights are read.
+[[nodiscard]] Status check_fp8_model(const model::ModelConfig& model);
 
 }  // namespace tandem::engine

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/cuda/cuda_status.h"
+#include "kernels/cuda/fp8_rows.h"
 #include "kernels/cuda/linear_fp8.h"
 #include "kernels/cuda/rows.h"
 
@@ -10,10 +11,15 @@ namespace tandem::engine {
 namespace {
 
 // Gate and up of a long step are made this many rows at a time: 2048 rows already run at the full
-// rate, and longer ones would need a larger buffer (155 MB for Qwen2-7B) and leave the L2 cache.
+// rate, and longer ones would need a larger buffer (155 MB for Qwen2-7B). Parts that stay in the L2
+// cache are slower, 512 rows by a tenth.
 constexpr uint32_t kGateUpRows = 2048;
 
+// Parts are multiples of this many rows: whatever they read and write is aligned as the whole is.
+constexpr uint32_t kPartRows = 16;
+
 constexpr size_t kFactorBytes = 256;
+static_assert(kGateUpRows % kPartRows == 0);
 static_assert(kFactorBytes >= cuda::kSmallRows * sizeof(float));
 
 size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -83,7 +89,7 @@ cuda::SmallLinear small_normed_task(uint32_t rows, const NormInput& x, const Lin
 
 size_t LinearRunner::scratch_bytes(const Limits& limits) {
   return WideLinear::kWorkspaceBytes + normed_bytes(limits) + gate_up_bytes(limits) + kFactorBytes +
-         fp8_row_bytes(limits) + fp8_scale_bytes(limits);
+         fp8_row_bytes(limits) + 2 * fp8_scale_bytes(limits);
 }
 
 LinearRunner::LinearRunner(Deps deps, WideLinear wide)
@@ -98,10 +104,13 @@ LinearRunner::LinearRunner(Deps deps, WideLinear wide)
   fp8_rows_ = reinterpret_cast<uint8_t*>(at);
   at += fp8_row_bytes(deps_.limits);
   fp8_scales_ = reinterpret_cast<float*>(at);
+  at += fp8_scale_bytes(deps_.limits);
+  gated_scales_ = reinterpret_cast<float*>(at);
 }
 
 Result<LinearRunner> LinearRunner::create(Deps deps) {
   TANDEM_CUDA_TRY(cuda::prepare_small_linear());
+  if (deps.limits.max_fp8_in > 0) TANDEM_CUDA_TRY(cuda::prepare_fp8_rows());
   TANDEM_ASSIGN(WideLinear wide,
                 WideLinear::create({deps.lt, deps.scratch, WideLinear::kWorkspaceBytes, deps.gpu,
                                     deps.cache_path}));
@@ -181,14 +190,24 @@ Status LinearRunner::multiply(const WideTask& task, cudaStream_t stream) {
   return {};
 }
 
+Status LinearRunner::quantize_normed(uint32_t rows, const NormInput& x, int64_t hidden,
+                                     cudaStream_t stream) const {
+  TANDEM_CUDA_TRY(cuda::quantize_normed(
+      {x.x, x.index, x.norm, x.eps, rows, hidden, {fp8_rows_, fp8_scales_}}, stream));
+  return {};
+}
+
 Status LinearRunner::project(const LinearRef& weight, uint32_t rows, const Bf16* x,
                              WideOutput output, void* result, cudaStream_t stream) {
   const Bf16* bias = output == WideOutput::kStore ? weight.bias : nullptr;
-  if (weight.fp8 == nullptr)
-    return multiply({weight.weight, bias, weight.in, weight.out, rows, x, output, result}, stream);
-  TANDEM_CUDA_TRY(cuda::quantize_rows({x, rows, weight.in, fp8_rows_, fp8_scales_}, stream));
-  return multiply({weight.fp8, bias, weight.in, weight.out, rows, fp8_rows_, output, result,
-                   weight.scales, fp8_scales_},
+  return multiply({weight.weight, bias, weight.in, weight.out, rows, x, output, result}, stream);
+}
+
+Status LinearRunner::project_fp8(const LinearRef& weight, uint32_t rows, Fp8Input x,
+                                 WideOutput output, void* result, cudaStream_t stream) {
+  const Bf16* bias = output == WideOutput::kStore ? weight.bias : nullptr;
+  return multiply({weight.fp8, bias, weight.in, weight.out, rows, x.rows, output, result,
+                   weight.scales, x.scales},
                   stream);
 }
 
@@ -196,6 +215,10 @@ Status LinearRunner::norm_linear(uint32_t rows, const NormInput& x, const Linear
                                  Bf16* out, cudaStream_t stream) {
   if (is_small(rows, weight))
     return small(small_normed_task(rows, x, weight, cuda::SmallEpilogue::kStore, out), stream);
+  if (weight.fp8 != nullptr) {
+    TANDEM_TRY(quantize_normed(rows, x, weight.in, stream));
+    return project_fp8(weight, rows, {fp8_rows_, fp8_scales_}, WideOutput::kStore, out, stream);
+  }
   TANDEM_TRY(norm_rows(rows, x, weight.in, stream));
   return project(weight, rows, normed_, WideOutput::kStore, out, stream);
 }
@@ -209,28 +232,45 @@ Status LinearRunner::linear_add(uint32_t rows, const Bf16* in, const LinearRef& 
   }
   if (weight.bias != nullptr)
     TANDEM_CUDA_TRY(cuda::add_bias(rows, weight.out, weight.bias, x, stream));
-  return project(weight, rows, in, WideOutput::kAdd, x, stream);
+  if (weight.fp8 == nullptr) return project(weight, rows, in, WideOutput::kAdd, x, stream);
+  if (in == gated_)
+    return project_fp8(weight, rows, {reinterpret_cast<const uint8_t*>(in), gated_scales_},
+                       WideOutput::kAdd, x, stream);
+  TANDEM_CUDA_TRY(cuda::quantize_rows({in, rows, weight.in, {fp8_rows_, fp8_scales_}}, stream));
+  return project_fp8(weight, rows, {fp8_rows_, fp8_scales_}, WideOutput::kAdd, x, stream);
 }
 
 Status LinearRunner::norm_gate_up(uint32_t rows, const NormInput& x, const LinearRef& weight,
                                   Bf16* out, cudaStream_t stream) {
   if (is_small(rows, weight))
     return small(small_normed_task(rows, x, weight, cuda::SmallEpilogue::kSiluMul, out), stream);
-  TANDEM_TRY(norm_rows(rows, x, weight.in, stream));
+  const bool fp8 = weight.fp8 != nullptr;
+  TANDEM_TRY(fp8 ? quantize_normed(rows, x, weight.in, stream)
+                 : norm_rows(rows, x, weight.in, stream));
+  gated_ = fp8 ? out : nullptr;
+  const int64_t inner = weight.out / 2;
   const uint32_t parts = (rows + kGateUpRows - 1) / kGateUpRows;
-  const uint32_t each = (rows + parts - 1) / parts;
+  const uint32_t each = ((rows + parts - 1) / parts + kPartRows - 1) / kPartRows * kPartRows;
   for (uint32_t first = 0; first < rows; first += each) {
     const uint32_t count = std::min(each, rows - first);
-    TANDEM_TRY(project(weight, count, normed_ + int64_t{first} * weight.in, WideOutput::kStore,
-                       gate_up_, stream));
-    TANDEM_CUDA_TRY(cuda::silu_mul(count, weight.out / 2, gate_up_,
-                                   out + int64_t{first} * (weight.out / 2), stream));
+    const int64_t from = int64_t{first} * weight.in;
+    if (!fp8) {
+      TANDEM_TRY(project(weight, count, normed_ + from, WideOutput::kStore, gate_up_, stream));
+      TANDEM_CUDA_TRY(cuda::silu_mul(count, inner, gate_up_, out + int64_t{first} * inner, stream));
+      continue;
+    }
+    TANDEM_TRY(project_fp8(weight, count, {fp8_rows_ + from, fp8_scales_ + first},
+                           WideOutput::kStore, gate_up_, stream));
+    const cuda::Fp8Out to{reinterpret_cast<uint8_t*>(out) + int64_t{first} * inner,
+                          gated_scales_ + first};
+    TANDEM_CUDA_TRY(cuda::quantize_silu({gate_up_, count, inner, to}, stream));
   }
   return {};
 }
 
 Status LinearRunner::logits(uint32_t rows, const NormInput& x, const LinearRef& head, float* out,
                             cudaStream_t stream) {
+  if (head.fp8 != nullptr) return fail(ErrorCode::kUnsupported, "the head is not kept in FP8");
   if (is_small(rows, head))
     return small(small_normed_task(rows, x, head, cuda::SmallEpilogue::kStoreFloat, out), stream);
   TANDEM_TRY(norm_rows(rows, x, head.in, stream));

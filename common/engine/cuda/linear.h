@@ -26,6 +26,12 @@ struct LinearRef {
   const float* scales = nullptr;  // [out], with `fp8`
 };
 
+// Rows in FP8, [rows, in], each with a scale.
+struct Fp8Input {
+  const uint8_t* rows = nullptr;
+  const float* scales = nullptr;
+};
+
 // Rows that enter a projection through RMS norm: the residual stream, float [*, in].
 struct NormInput {
   const float* x = nullptr;
@@ -35,7 +41,8 @@ struct NormInput {
 };
 
 // The linear layers of Ops: up to 16 rows own kernels that stream the weights, above that cuBLASLt.
-// FP8 weights go through cuBLASLt whatever the rows, which are quantized row by row before.
+// FP8 weights go through cuBLASLt whatever the rows, which are quantized row by row before: by the
+// kernel that makes them where there is one.
 // Device thread only; enqueues on the given stream, keeps scratch that consecutive calls share, so
 // all calls must be ordered among themselves. Nothing allocates or synchronizes after prepare().
 class LinearRunner {
@@ -44,8 +51,8 @@ class LinearRunner {
     uint32_t max_rows = 0;    // of a step
     int64_t max_hidden = 0;   // longest input behind a norm
     int64_t max_gate_up = 0;  // most outputs of a gate | up projection
-    int64_t max_in = 0;       // longest input of any projection
-    int64_t max_fp8_in = 0;   // longest input of an FP8 projection; 0: there is none
+    // Longest input of an FP8 projection that norm_gate_up has not made; 0: there is none.
+    int64_t max_fp8_in = 0;
   };
   struct Deps {
     const cuda::CublasLt* lt = nullptr;  // outlives this
@@ -83,7 +90,8 @@ class LinearRunner {
   // float x[rows, out] += in @ weight^T + bias
   [[nodiscard]] Status linear_add(uint32_t rows, const Bf16* in, const LinearRef& weight, float* x,
                                   cudaStream_t stream);
-  // bf16 out[rows, out / 2] = silu(gate) * up
+  // bf16 out[rows, out / 2] = silu(gate) * up. Of FP8 weights `out` holds FP8 rows afterwards,
+  // whose scales stay here: the linear_add of the same `out` that follows knows them.
   [[nodiscard]] Status norm_gate_up(uint32_t rows, const NormInput& x, const LinearRef& weight,
                                     Bf16* out, cudaStream_t stream);
   // float out[rows, out]
@@ -95,19 +103,24 @@ class LinearRunner {
   [[nodiscard]] Status small(const cuda::SmallLinear& task, cudaStream_t stream) const;
   [[nodiscard]] Status norm_rows(uint32_t rows, const NormInput& x, int64_t hidden,
                                  cudaStream_t stream) const;
-  // Of bf16 rows, quantized before where the weights are FP8.
+  [[nodiscard]] Status quantize_normed(uint32_t rows, const NormInput& x, int64_t hidden,
+                                       cudaStream_t stream) const;
   [[nodiscard]] Status project(const LinearRef& weight, uint32_t rows, const Bf16* x,
                                WideOutput output, void* result, cudaStream_t stream);
+  [[nodiscard]] Status project_fp8(const LinearRef& weight, uint32_t rows, Fp8Input x,
+                                   WideOutput output, void* result, cudaStream_t stream);
   // cuBLASLt, or where it has nothing for the shape the plain kernel.
   [[nodiscard]] Status multiply(const WideTask& task, cudaStream_t stream);
 
   Deps deps_;
   WideLinear wide_;
-  Bf16* normed_ = nullptr;       // [max_rows, max_hidden]
-  Bf16* gate_up_ = nullptr;      // [kGateUpRows, max_gate_up]
-  float* factors_ = nullptr;     // [kSmallRows]
-  uint8_t* fp8_rows_ = nullptr;  // [max_rows, max_fp8_in]
-  float* fp8_scales_ = nullptr;  // [max_rows]
+  Bf16* normed_ = nullptr;         // [max_rows, max_hidden]
+  Bf16* gate_up_ = nullptr;        // [kGateUpRows, max_gate_up]
+  float* factors_ = nullptr;       // [kSmallRows]
+  uint8_t* fp8_rows_ = nullptr;    // [max_rows, max_fp8_in]
+  float* fp8_scales_ = nullptr;    // [max_rows]
+  float* gated_scales_ = nullptr;  // [max_rows], of the rows in gated_
+  const Bf16* gated_ = nullptr;    // where norm_gate_up has put FP8 rows
 };
 
 }  // namespace tandem::engine

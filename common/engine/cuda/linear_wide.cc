@@ -88,6 +88,9 @@ Result<WideLinear::Product*> WideLinear::product(const WideTask& task) {
     for (const auto attribute :
          {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE})
       LT_TRY(cublasLtMatmulDescSetAttribute, p->operation, attribute, &mode, sizeof mode);
+    const int8_t fast = deps_.fast_accumulation ? 1 : 0;
+    LT_TRY(cublasLtMatmulDescSetAttribute, p->operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast,
+           sizeof fast);
   }
   const auto in = static_cast<uint64_t>(task.in);
   const auto out = static_cast<uint64_t>(task.out);

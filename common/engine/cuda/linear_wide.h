@@ -53,6 +53,9 @@ class WideLinear {
     size_t workspace_bytes = 0;
     std::string gpu;         // its name, for the cache file
     std::string cache_path;  // empty: no file
+    // Of FP8 products: sums keep fewer bits. An algorithm's file must not be shared with exact
+    // ones.
+    bool fast_accumulation = false;
   };
   // What Hopper's kernels ask for at most in practice (NVIDIA recommends 32 MiB there).
   static constexpr size_t kWorkspaceBytes = size_t{32} << 20;

@@ -65,6 +65,29 @@ TEST(Fp8Check, NamesASizeThatDoesNotFit) {
   const Status odd = check_fp8_shape(3584, 1000);
   ASSERT_FALSE(odd);
   EXPECT_NE(odd.error().detail.find("3584 inputs and 1000 outputs"), std::string::npos);
+  EXPECT_TRUE(check_fp8_shape(51200, 3584));
+  const Status longer = check_fp8_shape(51216, 3584);
+  ASSERT_FALSE(longer);
+  EXPECT_NE(longer.error().detail.find("at most 51200 inputs"), std::string::npos);
+}
+
+TEST(Fp8Check, RefusesAModelBeforeItIsRead) {
+  model::ModelConfig m;
+  m.hidden = 3584;
+  m.heads = 28;
+  m.kv_heads = 4;
+  m.head_dim = 128;
+  m.intermediate = 18944;
+  EXPECT_TRUE(check_fp8_model(m));
+  m.intermediate = 1000;
+  const Status odd = check_fp8_model(m);
+  ASSERT_FALSE(odd);
+  EXPECT_NE(odd.error().detail.find("1000 inputs and 3584 outputs"), std::string::npos);
+  m.intermediate = 18944;
+  m.moe.experts = 8;
+  const Status mixture = check_fp8_model(m);
+  ASSERT_FALSE(mixture);
+  EXPECT_NE(mixture.error().detail.find("mixture of experts"), std::string::npos);
 }
 
 }  // namespace

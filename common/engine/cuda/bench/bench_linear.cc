@@ -3,55 +3,36 @@
 #include <string>
 #include <utility>
 
-#include "common/engine/cuda/bench/bench_card.h"
-#include "common/engine/cuda/fp8_row.h"
+#include "common/engine/cuda/bench/bench_linear.h"
 #include "common/engine/cuda/linear_wide.h"
 #include "kernels/cuda/bench_streams.h"
-#include "kernels/cuda/linear_fp8.h"
 #include "kernels/cuda/linear_small.h"
 
 namespace tandem::bench {
-namespace {
-
-struct Projection {
-  const char* name;
-  int64_t in;
-  int64_t out;
-  cuda::SmallEpilogue epilogue;
-  bool normed;
-};
-constexpr Projection kProjections[] = {
-    {"qkv", kHidden, kQkv, cuda::SmallEpilogue::kStore, true},
-    {"o", kHidden, kHidden, cuda::SmallEpilogue::kAdd, false},
-    {"gate|up", kHidden, 2 * kInner, cuda::SmallEpilogue::kSiluMul, true},
-    {"down", kInner, kHidden, cuda::SmallEpilogue::kAdd, false},
-    {"head", kHidden, kVocab, cuda::SmallEpilogue::kStoreFloat, true},
-};
 
 std::string shape_of(const Projection& p, uint32_t rows) {
   return std::string(p.name) + " " + std::to_string(rows) + " x " + std::to_string(p.in) + " x " +
          std::to_string(p.out);
 }
 
-struct Wide {
-  cuda::CublasLt lt;
-  cuda::DeviceBuffer workspace;
-};
+Result<LinearLibrary> open_library(const KernelBenchOptions& options) {
+  LinearLibrary library;
+  TANDEM_ASSIGN(library.lt, cuda::CublasLt::create(options.libraries));
+  TANDEM_ASSIGN(library.workspace, cuda::DeviceBuffer::create(engine::WideLinear::kWorkspaceBytes));
+  return library;
+}
 
-Result<engine::WideLinear> open_wide(const BenchCard& card, const Wide& wide) {
-  return engine::WideLinear::create({.lt = &wide.lt,
-                                     .workspace = wide.workspace.data(),
+Result<engine::WideLinear> open_wide(const BenchCard& card, const LinearLibrary& library,
+                                     bool fast_accumulation) {
+  return engine::WideLinear::create({.lt = &library.lt,
+                                     .workspace = library.workspace.data(),
                                      .workspace_bytes = engine::WideLinear::kWorkspaceBytes,
                                      .gpu = card.info().name,
-                                     .cache_path = {}});
+                                     .cache_path = {},
+                                     .fast_accumulation = fast_accumulation});
 }
 
-Result<Wide> open_library(const KernelBenchOptions& options) {
-  Wide wide;
-  TANDEM_ASSIGN(wide.lt, cuda::CublasLt::create(options.libraries));
-  TANDEM_ASSIGN(wide.workspace, cuda::DeviceBuffer::create(engine::WideLinear::kWorkspaceBytes));
-  return wide;
-}
+namespace {
 
 Status measure_product(BenchCard& card, const KernelBenchOptions& options) {
   auto library = open_library(options);
@@ -146,96 +127,6 @@ Status bench_large(BenchCard& card, const Projection& p, const cuda::DeviceBuffe
   return {};
 }
 
-// A matrix in FP8: bf16 rows quantized as activations are.
-struct Fp8Matrix {
-  cuda::DeviceBuffer bits;
-  cuda::DeviceBuffer scales;
-};
-
-Result<Fp8Matrix> quantized(BenchCard& card, const Bf16* x, int64_t rows, int64_t cols) {
-  Fp8Matrix m;
-  TANDEM_ASSIGN(m.bits, card.zeros(static_cast<size_t>(rows * cols)));
-  TANDEM_ASSIGN(m.scales, card.zeros(static_cast<size_t>(rows) * sizeof(float)));
-  TANDEM_CUDA_TRY(cuda::quantize_rows(
-      {x, static_cast<uint32_t>(rows), cols, m.bits.as<uint8_t>(), m.scales.as<float>()},
-      card.stream().get()));
-  return m;
-}
-
-engine::WideTask fp8_task(const Fp8Matrix& weight, const Fp8Matrix& x, int64_t in, int64_t out,
-                          uint32_t rows) {
-  engine::WideTask task;
-  task.weight = weight.bits.data();
-  task.weight_scales = weight.scales.as<float>();
-  task.x = x.bits.data();
-  task.x_scales = x.scales.as<float>();
-  task.in = in;
-  task.out = out;
-  task.rows = rows;
-  return task;
-}
-
-// One projection in FP8: the product alone, and with its rows quantized before it.
-Status bench_fp8(BenchCard& card, const Projection& p, const cuda::DeviceBuffer& pool,
-                 engine::WideLinear& wide, double ceiling, const RowSink& sink) {
-  constexpr uint32_t kMost = 8192;
-  TANDEM_ASSIGN(const auto x, card.normal_bf16(static_cast<size_t>(kMost * p.in), 1));
-  TANDEM_ASSIGN(const auto out, card.zeros(static_cast<size_t>(kMost * p.out) * sizeof(float)));
-  TANDEM_ASSIGN(const auto weight, quantized(card, pool.as<Bf16>(), p.out, p.in));
-  TANDEM_ASSIGN(const auto rows_fp8, quantized(card, x.as<Bf16>(), kMost, p.in));
-  engine::WideTask task = fp8_task(weight, rows_fp8, p.in, p.out, kMost);
-  task.output = p.epilogue == cuda::SmallEpilogue::kAdd ? engine::WideOutput::kAdd
-                                                        : engine::WideOutput::kStore;
-  task.result = out.data();
-  engine::WideTask plain = task;
-  plain.weight = pool.data();
-  plain.x = x.data();
-  plain.weight_scales = plain.x_scales = nullptr;
-  const engine::WideTask both[] = {task, plain};
-  TANDEM_TRY(wide.prepare(both, kMost, card.stream()));
-  for (const uint32_t rows : {512u, 2048u, kMost}) {
-    task.rows = plain.rows = rows;
-    TANDEM_ASSIGN(const double alone,
-                  card.seconds([&](uint32_t) { return wide.run(task, card.stream().get()); }, 1));
-    TANDEM_ASSIGN(const double bf16,
-                  card.seconds([&](uint32_t) { return wide.run(plain, card.stream().get()); }, 1));
-    const auto with_rows = [&](uint32_t) -> Status {
-      TANDEM_CUDA_TRY(cuda::quantize_rows(
-          {x.as<Bf16>(), rows, p.in, rows_fp8.bits.as<uint8_t>(), rows_fp8.scales.as<float>()},
-          card.stream().get()));
-      return wide.run(task, card.stream().get());
-    };
-    TANDEM_ASSIGN(const double whole, card.seconds(with_rows, 1));
-    const double flops = 2.0 * rows * static_cast<double>(p.in * p.out);
-    for (const auto& [what, seconds] :
-         {std::pair("linear fp8, cuBLASLt", alone), std::pair("linear fp8 with its rows", whole)}) {
-      DeviceRow row = flops_row(card, what, shape_of(p, rows), seconds, flops, 0);
-      row.ceiling = ceiling * 1e-12;
-      row.ratio = row.rate / row.ceiling;
-      row.against = "fp8 8192^3";
-      char note[48];
-      std::snprintf(note, sizeof note, "%.2f of bf16's time", seconds / bf16);
-      row.note = note;
-      sink(row);
-    }
-  }
-  return {};
-}
-
-Result<double> fp8_ceiling(BenchCard& card, engine::WideLinear& wide) {
-  constexpr int64_t kSide = 8192;
-  TANDEM_ASSIGN(const auto values, card.normal_bf16(kSide * kSide, 1));
-  TANDEM_ASSIGN(const auto weight, quantized(card, values.as<Bf16>(), kSide, kSide));
-  TANDEM_ASSIGN(const auto x, quantized(card, values.as<Bf16>(), kSide, kSide));
-  TANDEM_ASSIGN(const auto out, card.zeros(kSide * kSide * sizeof(Bf16)));
-  engine::WideTask task = fp8_task(weight, x, kSide, kSide, kSide);
-  task.result = out.data();
-  TANDEM_TRY(wide.prepare({&task, 1}, task.rows, card.stream()));
-  TANDEM_ASSIGN(const double s,
-                card.seconds([&](uint32_t) { return wide.run(task, card.stream().get()); }, 1));
-  return 2.0 * kSide * kSide * kSide / s;
-}
-
 }  // namespace
 
 Status measure_ceilings(BenchCard& card, const KernelBenchOptions& options) {
@@ -282,17 +173,11 @@ Status bench_linear(BenchCard& card, const KernelBenchOptions& options, const Ro
   TANDEM_ASSIGN(auto wide, open_wide(card, *library));
   for (const Projection& p : kProjections)
     if (p.out != kVocab) TANDEM_TRY(bench_large(card, p, pool, wide, sink));
-  if (!engine::check_fp8(card.info(), library->lt.version())) return {};
-  TANDEM_ASSIGN(const double ceiling, fp8_ceiling(card, wide));
-  constexpr double kFlops = 2.0 * 8192 * 8192 * 8192;
-  sink(flops_row(card, "linear fp8, cuBLASLt", "8192 x 8192 x 8192", kFlops / ceiling, kFlops, 0));
-  for (const Projection& p : kProjections)
-    if (p.out != kVocab) TANDEM_TRY(bench_fp8(card, p, pool, wide, ceiling, sink));
-  return {};
+  return bench_linear_fp8(card, *library, pool, sink);
 }
 
 Result<double> product_seconds(const KernelBenchOptions& options, const LayerShape& shape,
-                               uint32_t rows) {
+                               uint32_t rows, bool fp8) {
   TANDEM_ASSIGN(auto card, BenchCard::open(options));
   TANDEM_ASSIGN(const auto library, open_library(options));
   TANDEM_ASSIGN(auto wide, open_wide(card, library));
@@ -312,6 +197,13 @@ Result<double> product_seconds(const KernelBenchOptions& options, const LayerSha
   }
   TANDEM_ASSIGN(const auto weights, card.normal_bf16(shape.layers * layer, 0.02F));
   TANDEM_ASSIGN(const auto x, card.normal_bf16(static_cast<size_t>(rows * longest), 1));
+  Fp8Matrix weights_fp8, x_fp8;
+  if (fp8) {
+    // Scales of some rows of this length stand for those of the projections' rows.
+    const auto vectors = static_cast<int64_t>(shape.layers * layer) / shape.hidden;
+    TANDEM_ASSIGN(weights_fp8, quantized(card, weights.as<Bf16>(), vectors, shape.hidden));
+    TANDEM_ASSIGN(x_fp8, quantized(card, x.as<Bf16>(), rows, longest));
+  }
   TANDEM_ASSIGN(const auto out, card.zeros(static_cast<size_t>(rows * longest) * sizeof(float)));
   std::vector<engine::WideTask> tasks;
   size_t at = 0;
@@ -319,11 +211,17 @@ Result<double> product_seconds(const KernelBenchOptions& options, const LayerSha
     for (const Size& s : sizes) {
       engine::WideTask task;
       task.weight = weights.as<Bf16>() + at;
+      task.x = x.as<Bf16>();
+      if (fp8) {
+        task.weight = weights_fp8.bits.as<uint8_t>() + at;
+        task.weight_scales = weights_fp8.scales.as<float>();
+        task.x = x_fp8.bits.as<uint8_t>();
+        task.x_scales = x_fp8.scales.as<float>();
+      }
       at += static_cast<size_t>(s.in * s.out);
       task.in = s.in;
       task.out = s.out;
       task.rows = rows;
-      task.x = x.as<Bf16>();
       task.output = s.output;
       task.result = out.data();
       tasks.push_back(task);

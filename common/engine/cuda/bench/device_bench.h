@@ -64,8 +64,8 @@ struct LayerShape {
   int64_t inner = 0;
 };
 // Seconds of all layers' products alone, on `rows` tokens through cuBLASLt, back to back, each
-// layer with its own weights: as long and as hot a run as the whole prefill is.
+// layer with its own weights: as long and as hot a run as the whole prefill is. In bf16 or FP8.
 [[nodiscard]] Result<double> product_seconds(const KernelBenchOptions& options,
-                                             const LayerShape& shape, uint32_t rows);
+                                             const LayerShape& shape, uint32_t rows, bool fp8);
 
 }  // namespace tandem::bench

@@ -17,7 +17,7 @@ Result<Ceilings> bench_kernels(const KernelBenchOptions& /*options*/, const RowS
   return not_built();
 }
 Result<double> product_seconds(const KernelBenchOptions& /*options*/, const LayerShape& /*shape*/,
-                               uint32_t /*rows*/) {
+                               uint32_t /*rows*/, bool /*fp8*/) {
   return not_built();
 }
 Result<Ceilings> bench_transfers(const TransferBenchOptions& /*options*/,

@@ -10,7 +10,6 @@
 #include <random>
 
 #include "common/base/clock.h"
-#include "common/engine/cuda/cuda_ops.h"
 #include "common/engine/cuda/step_profile.h"
 #include "common/engine/engine.h"
 #include "common/kv/page_memory.h"
@@ -148,6 +147,7 @@ Status StepBench::load(const StepBenchOptions& options, const model::Checkpoint&
   cuda.max_rows = std::max(longest, 512u);
   cuda.max_context = std::max(longest, decoded);
   cuda.max_sequences = sequences;
+  cuda.quantization = options.quantization;
   if (options.profile) cuda.profile = &profile_;
   TANDEM_ASSIGN(ops_, engine::create_cuda_ops(cuda, config));
   TANDEM_ASSIGN(engine_,
@@ -207,10 +207,10 @@ Result<double> StepBench::prefill(uint32_t rows) {
   return median(times);
 }
 
-DeviceRow decode_row(const StepBench& bench, const Ceilings& ceilings, uint32_t batch,
-                     uint32_t context, double seconds) {
+DeviceRow decode_row(const StepBench& bench, const Ceilings& ceilings, const std::string& kind,
+                     uint32_t batch, uint32_t context, double seconds) {
   DeviceRow row;
-  row.what = "decode step bf16";
+  row.what = "decode step " + kind;
   row.shape = "batch " + std::to_string(batch) + " at " + std::to_string(context);
   row.seconds = seconds;
   row.rate = bench.step_bytes(batch, context) / seconds * 1e-9;
@@ -218,7 +218,7 @@ DeviceRow decode_row(const StepBench& bench, const Ceilings& ceilings, uint32_t 
   row.ceiling = ceilings.read_bytes * 1e-9;
   row.against = "read stream";
   row.ratio = row.rate / row.ceiling;
-  row.target = batch == 1 ? 0.75 : 0;
+  row.target = batch == 1 && kind == "bf16" ? 0.75 : 0;
   row.note = std::to_string(static_cast<int>(batch / seconds)) + " tokens/s";
   return row;
 }
@@ -286,22 +286,24 @@ Result<Ceilings> bench_steps(const StepBenchOptions& options, const RowSink& sin
     TANDEM_TRY(profile_steps(options, bench, ceilings, sink));
     return ceilings;
   }
+  const bool fp8 = options.quantization == engine::Quantization::kFp8;
+  const std::string kind = fp8 ? "fp8" : "bf16";
   std::vector<double> products;
   for (const uint32_t rows : options.prompts) {
-    TANDEM_ASSIGN(const double s, product_seconds(options.card, shape, rows));
+    TANDEM_ASSIGN(const double s, product_seconds(options.card, shape, rows, fp8));
     products.push_back(s);
   }
   StepBench bench;
   TANDEM_TRY(bench.load(options, *checkpoint));
   for (const uint32_t batch : options.batches) {
     TANDEM_ASSIGN(const double s, bench.decode(batch, options.context));
-    sink(decode_row(bench, ceilings, batch, options.context, s));
+    sink(decode_row(bench, ceilings, kind, batch, options.context, s));
   }
   for (size_t i = 0; i < options.prompts.size(); ++i) {
     const uint32_t rows = options.prompts[i];
     TANDEM_ASSIGN(const double s, bench.prefill(rows));
     DeviceRow row;
-    row.what = "prefill bf16";
+    row.what = "prefill " + kind;
     row.shape = std::to_string(rows) + " tokens";
     row.seconds = s;
     const double flops = bench.prefill_flops(rows) * 1e-12;
@@ -310,7 +312,7 @@ Result<Ceilings> bench_steps(const StepBenchOptions& options, const RowSink& sin
     row.ceiling = flops / products[i];
     row.against = "GEMMs alone";
     row.ratio = products[i] / s;
-    row.target = rows == 2048 ? 0.85 : 0;
+    row.target = rows == 2048 && !fp8 ? 0.85 : 0;
     row.note = std::to_string(static_cast<int>(rows / s)) + " tokens/s";
     sink(row);
   }

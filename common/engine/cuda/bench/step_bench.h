@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/engine/cuda/bench/device_bench.h"
+#include "common/engine/cuda/cuda_ops.h"
 #include "common/kv/layout.h"
 
 namespace tandem::bench {
@@ -18,6 +19,7 @@ struct StepBenchOptions {
   uint32_t context = 1024;  // tokens of each decoding sequence
   std::vector<uint32_t> prompts = {512, 2048, 8192};
   kv::KvFormat format = kv::KvFormat::kBf16;
+  engine::Quantization quantization = engine::Quantization::kNone;
   // Instead of whole steps: where their time goes, stage by stage (engine::StepProfile).
   bool profile = false;
 };
