@@ -30,7 +30,9 @@ std::unique_ptr<EngineHarness> open(const std::filesystem::path& path,
   cuda.max_context = options.positions;
   cuda.max_sequences = options.sequences;
   cuda.quantization = quantization;
-  auto ops = engine::create_cuda_ops(cuda, (*checkpoint)->config());
+  const model::ModelConfig& config = (*checkpoint)->config();
+  cuda.kv_layout = kv::KvLayout{config.layers, config.kv_heads, config.head_dim, options.format};
+  auto ops = engine::create_cuda_ops(cuda, config);
   if (!ops && ops.error().code == ErrorCode::kUnsupported) {
     std::printf("[ FIGURE   ] %-12s %s\n", path.filename().c_str(), ops.error().detail.c_str());
     return nullptr;

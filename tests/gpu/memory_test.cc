@@ -23,7 +23,8 @@ struct Loaded {
   std::string error;
 };
 
-Loaded load(bool planned = false, uint64_t kv_blocks = 0) {
+Loaded load(bool planned = false, uint64_t kv_blocks = 0,
+            Quantization quantization = Quantization::kNone) {
   Loaded result;
   result.checkpoint = std::move(model::Checkpoint::open(test_data("golden/qwen2")).value());
   const model::ModelConfig& m = result.checkpoint->config();
@@ -37,6 +38,7 @@ Loaded load(bool planned = false, uint64_t kv_blocks = 0) {
                    .format = kv::KvFormat::kBf16};
   if (planned) options.kv_layout = result.layout;
   options.kv_blocks = kv_blocks;
+  options.quantization = quantization;
   auto ops = create_cuda_ops(options, m);
   if (ops) result.ops = std::move(*ops);
   result.error = ops ? std::string() : ops.error().detail;
@@ -74,16 +76,18 @@ TEST_F(CudaMemory, ACardThatOthersHaveFilledIsTold) {
 
 // With the pool's layout known, everything is planned before a weight is read and taken at once.
 TEST_F(CudaMemory, APlannedEngineTakesNothingMoreWhileItLoads) {
-  Loaded l = load(true);
-  ASSERT_TRUE(l.ops) << l.error;
-  size_t before = 0, after = 0, total = 0;
-  ASSERT_CUDA(cudaMemGetInfo(&before, &total));
-  const auto engine = Engine::create(*l.checkpoint, *l.ops, {.max_rows = 64, .max_context = 256});
-  ASSERT_TRUE(engine) << engine.error().to_string();
-  ASSERT_TRUE(l.ops->kv_memory_limit(l.layout));  // the workspace
-  ASSERT_CUDA(cudaMemGetInfo(&after, &total));
-  // An arena that was too small would have grown by 64 MiB.
-  EXPECT_LT(before - std::min(before, after), size_t{32} << 20);
+  for (const Quantization quantization : {Quantization::kNone, Quantization::kFp8}) {
+    Loaded l = load(true, 0, quantization);
+    ASSERT_TRUE(l.ops) << l.error;
+    size_t before = 0, after = 0, total = 0;
+    ASSERT_CUDA(cudaMemGetInfo(&before, &total));
+    const auto engine = Engine::create(*l.checkpoint, *l.ops, {.max_rows = 64, .max_context = 256});
+    ASSERT_TRUE(engine) << engine.error().to_string();
+    ASSERT_TRUE(l.ops->kv_memory_limit(l.layout));  // the workspace
+    ASSERT_CUDA(cudaMemGetInfo(&after, &total));
+    // An arena that was too small would have grown by 64 MiB.
+    EXPECT_LT(before - std::min(before, after), size_t{32} << 20);
+  }
 }
 
 TEST_F(CudaMemory, WhatDoesNotFitIsRefusedBeforeAWeightIsRead) {

@@ -19,6 +19,7 @@ struct Backend {
     uint32_t max_rows = 0;
     uint32_t sequences = 0;
     uint32_t positions = 0;  // of each
+    kv::KvFormat format = kv::KvFormat::kF32;
   };
   std::string name;
   std::function<std::unique_ptr<engine::Ops>(DType weights, const model::ModelConfig& model,

@@ -53,7 +53,7 @@ class EngineHarness {
 
 // What a backend has to be made for.
 [[nodiscard]] inline Backend::Limits limits_of(const EngineHarness::Options& options) {
-  return {options.max_rows, options.sequences, options.positions};
+  return {options.max_rows, options.sequences, options.positions, options.format};
 }
 
 }  // namespace tandem::testing
