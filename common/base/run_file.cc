@@ -26,10 +26,8 @@ tl::unexpected<Error> io_error(const std::string& path, const char* what) {
   return fail(ErrorCode::kIo, path + ": " + what + ": " + std::strerror(errno));
 }
 
-}  // namespace
-
-Status write_file_atomically(const std::string& path, std::string_view content) {
-  const std::string part = path + "." + std::to_string(::getpid()) + ".part";
+Status write_and_rename(const std::string& part, const std::string& path,
+                        std::string_view content) {
   {
     Fd fd(::open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
     if (!fd) return io_error(part, "cannot create");
@@ -42,6 +40,16 @@ Status write_file_atomically(const std::string& path, std::string_view content) 
   }
   if (std::rename(part.c_str(), path.c_str()) != 0) return io_error(path, "cannot rename");
   return {};
+}
+
+}  // namespace
+
+Status write_file_atomically(const std::string& path, std::string_view content) {
+  const std::string part = path + "." + std::to_string(::getpid()) + ".part";
+  const Status written = write_and_rename(part, path, content);
+  // A role that is restarted while the disk is full must not leave a file each time.
+  if (!written) ::unlink(part.c_str());
+  return written;
 }
 
 Status publish_endpoints(const std::string& run_dir, std::string_view role, std::string_view name,

@@ -46,5 +46,11 @@ TEST_F(RunFile, NamesThePathThatCannotBeWritten) {
   EXPECT_NE(status.error().detail.find("absent/x"), std::string::npos);
 }
 
+TEST_F(RunFile, AFailureLeavesNoPartBehind) {
+  std::filesystem::create_directories(folder_ / "x" / "taken");  // cannot be replaced by a file
+  ASSERT_FALSE(write_file_atomically(folder_ / "x", "y"));
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_), {}), 1);
+}
+
 }  // namespace
 }  // namespace tandem
