@@ -36,6 +36,7 @@ int run(const Arguments& arguments) {
   sigaddset(&signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGHUP, SIG_IGN);  // a terminal that closes, a log that was rotated: not our end
   prepare_process_limits();
 
   const SteadyClock clock;

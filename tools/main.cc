@@ -1,9 +1,14 @@
+#include <poll.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <iostream>
 
 #include "common/base/clock.h"
+#include "common/base/process_limits.h"
 #include "common/config/environment.h"
 #include "tools/bench/bench_command.h"
 #include "tools/cli/command.h"
@@ -40,12 +45,27 @@ int run(int argc, char** argv) {
   return context.exit_code;
 }
 
+// Whether standard output could not take everything that was printed. A reader that left is no
+// failure of ours: `| head`.
+bool output_lost() {
+  std::cout.flush();
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return false;
+  pollfd out{.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
+  return ::poll(&out, 1, 0) < 0 || (out.revents & (POLLERR | POLLHUP)) == 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
+  // UCX has taken SIGHUP for its own debugging. The end of our terminal ends us, as it ends any
+  // program; one that was started without a terminal (nohup, a service) goes on.
+  std::signal(SIGHUP, tandem::has_terminal() ? SIG_DFL : SIG_IGN);
   try {
-    return run(argc, argv);
+    const int code = run(argc, argv);
+    if (!output_lost()) return code;
+    std::fprintf(stderr, "tandem: cannot write the whole output\n");
+    return code == tandem::kExitOk ? tandem::kExitFailure : code;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "tandem: %s\n", error.what());
     return tandem::kExitFailure;

@@ -98,6 +98,8 @@ int node_main(int argc, char** argv, const NodeMain& main) {
   const sigset_t signals = end_signals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
+  // A terminal that closes, a log that was rotated: not our end. UCX would begin to log everything.
+  signal(SIGHUP, SIG_IGN);
   prepare_process_limits();
   const auto config = load_cluster_config(flags.config, process_environment());
   if (!config) return report_exit(main.binary, config.error());

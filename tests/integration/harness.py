@@ -141,11 +141,11 @@ class Cluster:
         self.wait_ready()
         return self
 
-    def launch(self):
+    def launch(self, stderr=None):
         self.log = open(self.folder / "up.log", "wb")
         self.process = subprocess.Popen(
             [str(self.programs / "tandem"), "up", str(self.config_path), "--run-dir", str(self.run_dir), "--timeout",
-             str(self.ready_timeout)], stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL, env=self.env,
+             str(self.ready_timeout)], stdout=self.log, stderr=stderr or self.log, stdin=subprocess.DEVNULL, env=self.env,
             start_new_session=True, preexec_fn=lambda: [resource.setrlimit(*limit) for limit in self.limits.items()])
 
     def __exit__(self, kind, *_):

@@ -1,8 +1,12 @@
 """tandem generate, tokenize and eval against the reference files, and what wrong arguments get."""
 import array
+import concurrent.futures
 import json
 import math
+import os
+import stat
 import struct
+import subprocess
 
 import pytest
 
@@ -54,6 +58,29 @@ def test_float32_logits_and_greedy_tokens_equal_the_reference(name, tmp_path):
         _, reference = tensor(f"logits_{number}")
         assert shape == [len(case["prompt"]), len(reference)]
         assert relative_l2(values[-len(reference):], reference) < 2e-4
+
+
+def test_logits_go_into_a_pipe_without_replacing_it(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(pipe.read_bytes)
+        generate_ids(GOLDEN / "llama3", [5, 6, 7], tmp_path, "--logits", pipe, "--max-tokens", 1)
+        assert stat.S_ISFIFO(pipe.stat().st_mode)
+        size, = struct.unpack("<Q", reader.result(60)[:8])
+    assert 0 < size < 1000
+
+
+def test_output_that_does_not_fit_is_a_failure():
+    command = [harness.BIN / "tandem", "tokenize", CHAT_MODEL, "--text", "Hello."]
+    with open("/dev/full", "wb") as full:
+        run = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=harness.environment(), timeout=600)
+    assert run.returncode == 1 and "cannot write the whole output" in run.stderr
+    ours, theirs = os.pipe()
+    os.close(ours)  # a reader that had enough
+    run = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, env=harness.environment(), timeout=600)
+    os.close(theirs)
+    assert run.returncode == 0 and not run.stderr
 
 
 @pytest.mark.parametrize("name", FOLDERS)

@@ -1,5 +1,7 @@
 """What dies, leaves, stalls or talks nonsense, and what everybody else then sees."""
 import os
+import pathlib
+import pty
 import re
 import resource
 import signal
@@ -389,6 +391,37 @@ def test_drain_finishes_what_runs(start):
     assert stream.done, "the router drains before the nodes stop"
     stopper.join()
     assert cluster.process.wait(40 * SLOWDOWN) == 0
+
+
+def test_a_hangup_disturbs_nobody_without_a_terminal(start):
+    cluster = start()
+    stream = long_answer(cluster, 200)
+    events = stream.events()
+    text = text_of(next(events))
+    os.kill(cluster.process.pid, signal.SIGHUP)  # as after `nohup tandem up`
+    for name in ("router", "prefill-0", "decode-0"):
+        cluster.kill(name, signal.SIGHUP)
+    text += "".join(map(text_of, events))
+    assert stream.done and text
+    stream = long_answer(cluster, 20)
+    assert stream.text() and stream.done
+    assert cluster.process.poll() is None
+    assert all(cluster.restarts(name) == 0 for name in ("router", "prefill-0", "decode-0"))
+    # Nor did a library begin to trace: a node says little about two requests.
+    assert len((cluster.run_dir / "decode-0.log").read_bytes()) < 20_000
+
+
+def test_a_terminal_that_closes_stops_what_it_started(tmp_path):
+    cluster = harness.Cluster(tmp_path)
+    ours, theirs = pty.openpty()
+    cluster.launch(stderr=theirs)
+    os.close(theirs)
+    cluster.wait_ready()
+    pids = [cluster.pid(name) for name in ("router", "prefill-0", "decode-0")]
+    cluster.process.send_signal(signal.SIGHUP)
+    assert cluster.process.wait(40 * SLOWDOWN) == 0
+    os.close(ours)
+    assert not any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def test_a_second_signal_cuts_the_routers_drain_short(start):

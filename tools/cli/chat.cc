@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "common/base/utf8.h"
 #include "tools/bench/completion_stream.h"
 #include "tools/cli/command.h"
 #include "tools/cli/server_flags.h"
@@ -62,6 +63,8 @@ Result<Answer> ask(client::HttpFetcher& fetcher, const ChatFlags& flags, const s
                     {"stream", true},
                     {"stream_options", json::object{{"include_usage", true}}}};
   if (flags.temperature >= 0) body["temperature"] = flags.temperature;
+  const std::string text = json::serialize(body);
+  if (!is_valid_utf8(text)) return fail(ErrorCode::kInvalidArgument, "this text is not UTF-8");
   const InterruptGuard guard;
   Answer answer;
   bench::CompletionStream stream;
@@ -72,7 +75,7 @@ Result<Answer> ask(client::HttpFetcher& fetcher, const ChatFlags& flags, const s
   });
   const TimePoint begin = clock.now();
   auto result = fetcher.post_json(
-      "/v1/chat/completions", json::serialize(body),
+      "/v1/chat/completions", text,
       [&](std::string_view bytes) {
         if (stream.feed(bytes) == 0) return;
         answer.last = to_seconds(clock.now() - begin);

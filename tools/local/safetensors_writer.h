@@ -11,7 +11,7 @@
 namespace tandem::local {
 
 // Writes one float32 matrix as a safetensors file, row by row: the matrix never has to be in
-// memory. Appears under its name only when finished.
+// memory. Appears under its name only when finished, unless that name is a device or a pipe.
 class MatrixWriter {
  public:
   [[nodiscard]] static Result<MatrixWriter> create(const std::string& path,
@@ -26,10 +26,14 @@ class MatrixWriter {
   struct Closer {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
-  MatrixWriter(std::string path, std::unique_ptr<std::FILE, Closer> file, uint64_t values)
-      : path_(std::move(path)), file_(std::move(file)), missing_(values) {}
+  MatrixWriter(std::string path, std::string part, std::unique_ptr<std::FILE, Closer> file,
+               uint64_t values)
+      : path_(std::move(path)), part_(std::move(part)), file_(std::move(file)), missing_(values) {}
+  // Takes back what was written; the error tells errno.
+  [[nodiscard]] tl::unexpected<Error> abandon(const char* what);
 
   std::string path_;
+  std::string part_;  // of a special file: path_ itself
   std::unique_ptr<std::FILE, Closer> file_;
   uint64_t missing_;  // values still to come
 };

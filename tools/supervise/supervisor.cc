@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/process_limits.h"
 #include "common/config/units.h"
 #include "tools/client/http_fetch.h"
 #include "tools/supervise/child.h"
@@ -75,6 +76,7 @@ struct Supervisor::State {
   std::vector<Role> roles;
   bool announced = false;
   bool stopping = false;
+  const bool on_terminal = has_terminal();  // asked before it may be gone; else nohup
   bool kill_now = false;
 
   State(const ClusterConfig& c, const Environment& e, SupervisorOptions o, Callbacks cb,
@@ -151,7 +153,7 @@ void Supervisor::State::wait_for_signal(Duration timeout) {
   const auto whole = std::chrono::duration_cast<seconds>(timeout);
   const timespec wait{.tv_sec = whole.count(), .tv_nsec = (timeout - whole).count()};
   const int signal = ::sigtimedwait(&set, nullptr, &wait);
-  if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
+  if (signal == SIGINT || signal == SIGTERM || (signal == SIGHUP && on_terminal)) {
     kill_now = kill_now || (stopping && signal == SIGINT);
     stopping = true;
   }
