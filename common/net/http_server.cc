@@ -52,6 +52,15 @@ HttpSettings within_file_limit(HttpSettings settings, const Logger& log) {
 Result<std::unique_ptr<asio::ssl::context>> make_tls(const TlsSettings& settings) {
   auto tls = std::make_unique<asio::ssl::context>(asio::ssl::context::tls_server);
   error_code error;
+  // Else OpenSSL asks for a passphrase at the terminal, and a role under `tandem up` has none of
+  // its own.
+  const auto asked = std::make_shared<bool>(false);
+  tls->set_password_callback(
+      [asked](size_t, asio::ssl::context::password_purpose) {
+        *asked = true;
+        return std::string();
+      },
+      error);
   tls->set_options(asio::ssl::context::default_workarounds | asio::ssl::context::no_tlsv1 |
                        asio::ssl::context::no_tlsv1_1 | asio::ssl::context::single_dh_use |
                        SSL_OP_NO_RENEGOTIATION | SSL_OP_CIPHER_SERVER_PREFERENCE,
@@ -65,7 +74,8 @@ Result<std::unique_ptr<asio::ssl::context>> make_tls(const TlsSettings& settings
   tls->use_private_key_file(settings.key, asio::ssl::context::pem, error);
   if (error) {
     return fail(ErrorCode::kConfig,
-                "cannot use the private key " + settings.key + ": " + error.message(),
+                "cannot use the private key " + settings.key + ": " +
+                    (*asked ? "a passphrase protects it; store one without" : error.message()),
                 "router.http.tls.key");
   }
   if (SSL_CTX_check_private_key(tls->native_handle()) != 1) {

@@ -165,6 +165,22 @@ TEST_F(Tls, SilenceInTheHandshakeIsBounded) {
   EXPECT_EQ(c.read_all(), "");
 }
 
+TEST_F(Tls, AKeyUnderAPassphraseIsAConfigErrorThatSaysSo) {
+  std::FILE* file = std::fopen(settings_.tls.key.c_str(), "rb");
+  EVP_PKEY* key = PEM_read_PrivateKey(file, nullptr, nullptr, nullptr);
+  std::fclose(file);
+  file = std::fopen(settings_.tls.key.c_str(), "wb");
+  unsigned char phrase[] = "secret";
+  PEM_write_PrivateKey(file, key, EVP_aes_256_cbc(), phrase, 6, nullptr, nullptr);
+  std::fclose(file);
+  EVP_PKEY_free(key);
+  const auto server = HttpServer::create(settings_, [](HttpRequest, HttpResponder) {},
+                                         {clock_, Logger(sink_, LogLevel::kError), metrics_});
+  ASSERT_FALSE(server);
+  EXPECT_EQ(server.error().code, ErrorCode::kConfig);
+  EXPECT_THAT(server.error().detail, HasSubstr("a passphrase protects it"));
+}
+
 TEST_F(Tls, AKeyOfAnotherCertificateIsAConfigError) {
   std::filesystem::create_directory(folder_ / "other");
   settings_.tls.key = make_certificate(folder_ / "other").key;
