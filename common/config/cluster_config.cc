@@ -264,10 +264,14 @@ void describe(SchemaVisitor& v, TransportSettings& c) {
            "need `ucx`. All nodes need the same.",
        .example = "cuda_ipc"},
       c.kind, kTransportChoiceNames);
-  v.text({.key = "ucx_tls",
-          .doc = "Transports UCX may use, as in UCX_TLS. Empty: posix,tcp,self.",
-          .example = "tcp"},
-         c.ucx_tls);
+  v.text(
+      {.key = "ucx_tls",
+       .doc =
+           "Ways KV may travel with `ucx`, in the words of UCX_TLS. Empty: shm,tcp,self. The words "
+           "for shared memory (shm, posix, sysv, cma) all let processes of one host, network "
+           "namespace and user share memory without UCX, which carries the rest.",
+       .example = "tcp"},
+      c.ucx_tls);
 }
 
 void describe(SchemaVisitor& v, NodeSettings& c) {

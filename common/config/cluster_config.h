@@ -119,7 +119,7 @@ struct MetricsEndpointSettings {
 
 struct TransportSettings {
   TransportChoice kind = TransportChoice::kAuto;
-  std::string ucx_tls;  // UCX_TLS; empty: posix,tcp,self
+  std::string ucx_tls;  // as UCX_TLS; empty: shm,tcp,self
 };
 
 enum class QuantizationChoice : uint8_t { kNone, kFp8 };

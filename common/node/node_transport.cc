@@ -140,7 +140,7 @@ std::map<std::string, std::string> library_versions(const transport::Transport& 
       versions.emplace("cuda_runtime", cuda::version_text(cuda->runtime));
     }
   }
-  // detail() begins with the library and its version: "ucx 1.13.1: posix, cma, tcp".
+  // detail() begins with the library and its version: "ucx 1.13.1: shared memory, tcp".
   const std::string detail = transport.detail();
   const size_t space = detail.find(' ');
   const size_t colon = detail.find(':');

@@ -120,7 +120,8 @@ class Transport {
   virtual ~Transport() = default;  // no event after; open transfers end silently
 
   [[nodiscard]] virtual std::string_view name() const = 0;  // "inproc", "ucx"
-  // What is really in use, e.g. "ucx 1.13.1: posix, cma, tcp". For logs, metrics and the handshake.
+  // What is really in use, e.g. "ucx 1.13.1: shared memory, tcp". For logs, metrics and the
+  // handshake.
   [[nodiscard]] virtual std::string detail() const = 0;
   // Opaque bytes that a sender needs to reach this process.
   [[nodiscard]] virtual std::string address() const = 0;

@@ -36,13 +36,15 @@ constexpr size_t kMaxPeers = 256;
 constexpr Duration kGreetingTime = std::chrono::seconds(5);
 constexpr Duration kGoodbye = std::chrono::milliseconds(200);
 
-// Names this boot of this kernel and the network namespace, within which abstract sockets reach.
+// Names this boot of this kernel, the network namespace, within which abstract sockets reach, and
+// the user, whose processes only are let in.
 uint64_t socket_reach() {
   std::string text;
   std::ifstream boot("/proc/sys/kernel/random/boot_id");
   std::getline(boot, text);
   struct stat net {};
   if (stat("/proc/self/ns/net", &net) == 0) text += ' ' + std::to_string(net.st_ino);
+  text += ' ' + std::to_string(geteuid());
   return XXH3_64bits(text.data(), text.size());
 }
 
@@ -59,15 +61,16 @@ struct Fence {
 };
 using Command = std::variant<Connect, DirectPost, End, Fence>;
 
-class DirectTransport final : public Transport {
+class DirectTransport final : public LinkedTransport {
  public:
   DirectTransport(std::unique_ptr<Fabric> fabric, const TransportDeps& deps,
-                  std::function<void(const std::string&)> on_warning)
+                  std::function<void(const std::string&)> on_warning,
+                  std::shared_ptr<ReceiveSide> side)
       : fabric_(std::move(fabric)),
         on_warning_(std::move(on_warning)),
         clock_(deps.clock),
         limits_(deps.limits),
-        receives_(deps, counters_),
+        side_(side ? std::move(side) : std::make_shared<ReceiveSide>(deps)),
         sends_(deps, counters_),
         core_{deps.self, deps.clock, counters_, receives_, sends_, *fabric_} {
     receives_.set_barrier([this] { fabric_->copier().drain(); });
@@ -81,8 +84,13 @@ class DirectTransport final : public Transport {
 
   std::string_view name() const override { return fabric_->name(); }
   std::string detail() const override {
+    const std::string text = links();
+    return std::string(fabric_->name()) + " " + fabric_->version() + ": " +
+           (text.empty() ? "not connected yet" : text);
+  }
+  std::string links() const override {
     std::lock_guard lock(mutex_);
-    return std::string(fabric_->name()) + " " + fabric_->version() + ": " + detail_;
+    return links_text_;
   }
   std::string address() const override { return address_; }
   TransportCounters counters() const override { return counters_.snapshot(); }
@@ -189,8 +197,9 @@ class DirectTransport final : public Transport {
   const std::function<void(const std::string&)> on_warning_;
   const Clock& clock_;
   const TransportLimits limits_;
-  AtomicCounters counters_;
-  ReceiveTable receives_;
+  const std::shared_ptr<ReceiveSide> side_;
+  AtomicCounters& counters_ = side_->counters;
+  ReceiveTable& receives_ = side_->receives;
   SendTable sends_;
   DirectCore core_;
   WakeFd wake_;
@@ -200,13 +209,14 @@ class DirectTransport final : public Transport {
   mutable std::mutex mutex_;
   std::deque<Command> inbox_;  // posts bounded by max_queued_frames, the rest by transfers
   size_t queued_posts_ = 0;    // in inbox_ and in every peer's queue
-  std::string detail_ = "not connected yet";
+  std::string links_text_;
 
   // The thread's own.
   Listener listener_;
   std::unordered_map<std::string, std::unique_ptr<Outbound>> peers_;  // by Transport address
   std::list<Inbound> guests_;
   std::set<std::string> links_;
+  bool heard_ = false;  // something may have come over a connection
   uint64_t uses_ = 0;
 
   std::jthread thread_;  // last: joined before anything above goes
@@ -244,10 +254,11 @@ Status DirectTransport::open_send(const SendSpec& spec) {
                                           ", this process's is " + std::string(fabric_->name()));
   }
   if (to.host != host_) {
-    return fail(ErrorCode::kUnsupported,
-                std::string(fabric_->name()) +
-                    " joins processes of one host and network namespace only, and the receiver is "
-                    "on another; set transport.kind to ucx on both");
+    return fail(
+        ErrorCode::kUnsupported,
+        std::string(fabric_->name()) +
+            " joins processes of one host, network namespace and user only, and the receiver "
+            "is on another; set transport.kind to ucx on both");
   }
   TANDEM_TRY(sends_.open(spec));
   push(Connect{spec.id});
@@ -306,6 +317,7 @@ bool DirectTransport::busy() const {
 // One round over all peers, then everything that they gave the copier is set going together.
 bool DirectTransport::advance() {
   bool any = false;
+  if (std::exchange(heard_, false)) name_links();  // before answers to what was heard go out
   std::vector<std::pair<std::string, Error>> lost;
   for (auto& [address, peer] : peers_) {
     Status status = peer->advance(any);
@@ -321,7 +333,6 @@ bool DirectTransport::advance() {
     if (!status) lose(here, status.error());
   }
   fabric_->copier().flush();
-  if (any) name_links();
   return any;
 }
 
@@ -424,6 +435,7 @@ void DirectTransport::wait_for_sockets(Duration limit) {
   timeout.tv_nsec = static_cast<long>(limit.count());  // always under a second
   if (ppoll(fds.data(), fds.size(), &timeout, nullptr) <= 0) return;
   if ((fds[0].revents & POLLIN) != 0) wake_.drain();
+  heard_ = true;
   constexpr short kReadable = POLLIN | POLLHUP | POLLERR;
   for (size_t i = 0; i < addresses.size(); ++i) {
     const short events = fds[2 + i].revents;
@@ -460,7 +472,7 @@ void DirectTransport::name_links() {
   std::string text;
   for (const std::string& link : links_) text += (text.empty() ? "" : ", ") + link;
   std::lock_guard lock(mutex_);
-  detail_ = std::move(text);
+  links_text_ = std::move(text);
 }
 
 void DirectTransport::sweep(TimePoint now) {
@@ -478,11 +490,11 @@ void DirectTransport::sweep(TimePoint now) {
 
 }  // namespace
 
-Result<std::unique_ptr<Transport>> create_direct_transport(
+Result<std::unique_ptr<LinkedTransport>> create_direct_transport(
     std::unique_ptr<Fabric> fabric, const TransportDeps& deps,
-    std::function<void(const std::string&)> on_warning) {
-  auto transport =
-      std::make_unique<DirectTransport>(std::move(fabric), deps, std::move(on_warning));
+    std::function<void(const std::string&)> on_warning, std::shared_ptr<ReceiveSide> side) {
+  auto transport = std::make_unique<DirectTransport>(std::move(fabric), deps, std::move(on_warning),
+                                                     std::move(side));
   TANDEM_TRY(transport->start());
   return transport;
 }

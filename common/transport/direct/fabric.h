@@ -8,17 +8,18 @@
 #include <string>
 #include <string_view>
 
+#include "common/base/fd.h"
 #include "common/base/result.h"
 #include "common/transport/direct/page_copier.h"
 
 namespace tandem::transport {
 
-// How the pages of an offer come within reach of the receiver's copier: what cuda_ipc and nccl
+// How the pages of an offer come within reach of the receiver's copier: what shm, cuda_ipc and nccl
 // differ in. Transport thread only, except where it says otherwise.
 //
 //   sender    stage() -> copier checks (and gathers) the pieces -> the offer goes out with note
 //   receiver  accept(note) -> grant() -> "go", where the fabric wants one -> arrived() -> the
-//             copier copies into the pages -> release()
+//             copier copies into the pages -> release() -> "go", where slots go back
 //   sender    on "go": launch()
 class Link {
  public:
@@ -38,12 +39,19 @@ class Link {
   // Pieces lie in this process's pool. Sets their `to` when they must be gathered before they can
   // be sent. Empty: no room now; ask again when something was released.
   [[nodiscard]] virtual Result<std::optional<Staged>> stage(std::span<Piece> pieces) = 0;
-  // The receiver is ready for this slot: the bytes may go.
+  // Memory that the receiver must have before what was staged last is offered, told once; most
+  // fabrics have none.
+  [[nodiscard]] virtual Fd memory() { return {}; }
+  // The receiver's go for this slot: the bytes may be sent, or were read (gives_back()).
   [[nodiscard]] virtual Status launch(uint64_t slot) = 0;
   // A staged slot that will not be offered.
   virtual void abandon(uint64_t slot) = 0;
 
   // ---- receiver ----
+  // The sender's memory(). kCorruptData when none is wanted or it will not do.
+  [[nodiscard]] virtual Status attach(Fd) {
+    return fail(ErrorCode::kCorruptData, "memory that nobody asked for");
+  }
   // An offer by a peer's note, which is checked: kCorruptData when it makes no sense. `bytes` of
   // the pieces is set. Also called for frames that are not wanted, where a go is owed. The id names
   // the arrival from now on; several may share one when the fabric keeps nothing of them.
@@ -55,6 +63,9 @@ class Link {
   // Whether the pieces' `from` holds the bytes. In the order of accept().
   [[nodiscard]] virtual Result<bool> arrived(uint64_t arrival) = 0;
   virtual void release(uint64_t arrival) = 0;
+  // Whether a sender's slot, which is the arrival's id, is its own again after a go that follows
+  // release(). Such a sender learns from messages alone when to ask stage() again.
+  [[nodiscard]] virtual bool gives_back() const { return false; }
 };
 
 class Fabric {

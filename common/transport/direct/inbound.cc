@@ -50,6 +50,13 @@ Status Inbound::on_message(const MessageView& message) {
       const auto frame = parse_frame(message.body, core_.counters);
       return frame ? on_frame(*frame) : Status();
     }
+    case MessageKind::kMemory: {
+      Fd memory = connection_.take_attached();
+      if (link_ == nullptr || !memory) {
+        return fail(ErrorCode::kCorruptData, "memory before the hello, or none at all");
+      }
+      return link_->attach(std::move(memory));
+    }
     case MessageKind::kGo:
     case MessageKind::kRefused:
       break;
@@ -100,7 +107,7 @@ Status Inbound::on_offer(const FrameView& frame) {
   const ReceiveTable::Admission admission = core_.receives.admit(frame.header);
   if (!admission.wanted) {
     TANDEM_TRY(answer(admission.answer));
-    if (!link_->needs_go()) return {};
+    if (!link_->needs_go() && !link_->gives_back()) return {};
     // Its bytes wait for a go all the same. What is no offer has no bytes that wait.
     Status drained = accept(frame, false);
     return drained || drained.error().code != ErrorCode::kCorruptData ? drained : Status();
@@ -198,6 +205,9 @@ Status Inbound::finish_copied(bool& any) {
     --begun_;
     --granted_;
     link_->release(done.id);
+    if (link_->gives_back()) {
+      TANDEM_TRY(connection_.send(encode_message(MessageKind::kGo, encode_go(done.id))));
+    }
     if (!done.wanted) continue;
     if (outcome) {
       core_.counters.bytes_received.fetch_add(done.header.payload_bytes, std::memory_order_relaxed);

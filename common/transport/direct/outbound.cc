@@ -88,6 +88,8 @@ Status Outbound::on_message(const MessageView& message) {
       if (link_ == nullptr) return fail(ErrorCode::kCorruptData, "a go before the peer's hello");
       return link_->launch(slot);
     }
+    case MessageKind::kMemory:
+      return fail(ErrorCode::kCorruptData, "a receiver has no memory to offer");
     case MessageKind::kFrame:
       break;
   }
@@ -156,6 +158,9 @@ Status Outbound::stage_pages(DirectPost&& post, const SendTable::Route& route, b
   if (!staged) return fail(std::move(staged).error());
   room = staged->has_value();
   if (!room) return {};
+  if (Fd memory = link_->memory()) {
+    TANDEM_TRY(connection_.send(encode_message(MessageKind::kMemory, {}), std::move(memory)));
+  }
   const PageCopier::Ticket ticket = core_.fabric.copier().add(pieces);
   staging_.push_back({std::move(post), route, std::move(pieces), std::move(**staged), ticket});
   return {};

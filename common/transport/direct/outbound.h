@@ -40,7 +40,7 @@ class Outbound {
   [[nodiscard]] Connection& connection() { return connection_; }
   [[nodiscard]] bool busy() const {
     return !staging_.empty() || (link_ != nullptr && link_->busy()) ||
-           (link_ != nullptr && !pending_.empty());
+           (link_ != nullptr && !link_->gives_back() && !pending_.empty());
   }
   [[nodiscard]] bool idle() const { return pending_.empty() && staging_.empty(); }
   [[nodiscard]] size_t pending() const { return pending_.size(); }

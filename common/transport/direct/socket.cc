@@ -1,6 +1,7 @@
 #include "common/transport/direct/socket.h"
 
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include <cstddef>
 #include <cstring>
 #include <random>
+#include <span>
 
 namespace tandem::transport {
 namespace {
@@ -35,6 +37,50 @@ bool same_user(int fd) {
          (peer.uid == geteuid() || peer.uid == 0);
 }
 
+// Room for the one descriptor that a message may bring.
+union Control {
+  cmsghdr header;  // for its alignment
+  char bytes[CMSG_SPACE(sizeof(int))];
+};
+
+ssize_t send_some(int fd, std::string_view bytes, int attached) {
+  if (attached < 0) return ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  iovec part{const_cast<char*>(bytes.data()), bytes.size()};
+  Control control{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = &control;
+  message.msg_controllen = sizeof(control.bytes);
+  cmsghdr* const head = CMSG_FIRSTHDR(&message);
+  head->cmsg_level = SOL_SOCKET;
+  head->cmsg_type = SCM_RIGHTS;
+  head->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(head), &attached, sizeof(int));
+  return sendmsg(fd, &message, MSG_NOSIGNAL);
+}
+
+// Descriptors beyond the first do not fit, and the kernel closes them.
+ssize_t receive_some(int fd, std::span<char> room, Fd& attached) {
+  iovec part{room.data(), room.size()};
+  Control control{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = &control;
+  message.msg_controllen = sizeof(control.bytes);
+  const ssize_t n = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+  if (n <= 0) return n;
+  const cmsghdr* const head = CMSG_FIRSTHDR(&message);
+  if (head != nullptr && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS &&
+      head->cmsg_len == CMSG_LEN(sizeof(int))) {
+    int received = -1;
+    std::memcpy(&received, CMSG_DATA(head), sizeof(int));
+    attached.reset(received);
+  }
+  return n;
+}
+
 }  // namespace
 
 Result<Connection> Connection::open(const std::string& name) {
@@ -57,11 +103,21 @@ Status Connection::send(std::string_view message) {
   return queued() < kReadChunk ? Status() : flush();
 }
 
+Status Connection::send(std::string_view message, Fd attached) {
+  if (out_attached_) return fail(ErrorCode::kInternal, "a descriptor waits already");
+  out_attached_ = std::move(attached);
+  out_attached_at_ = out_.size();
+  return send(message);
+}
+
 Status Connection::flush() {
   while (wants_write()) {
-    const ssize_t n =
-        ::send(fd_.get(), out_.data() + out_sent_, out_.size() - out_sent_, MSG_NOSIGNAL);
+    std::string_view bytes = std::string_view(out_).substr(out_sent_);
+    const bool attach = out_attached_ && out_sent_ == out_attached_at_;
+    if (out_attached_ && !attach) bytes = bytes.substr(0, out_attached_at_ - out_sent_);
+    const ssize_t n = send_some(fd_.get(), bytes, attach ? out_attached_.get() : -1);
     if (n > 0) {
+      if (attach) out_attached_.reset();
       out_sent_ += static_cast<size_t>(n);
       continue;
     }
@@ -82,7 +138,7 @@ Status Connection::receive() {
   if (chunk_ == nullptr) chunk_ = std::make_unique<char[]>(kReadChunk);
   ssize_t n = 0;
   do {
-    n = recv(fd_.get(), chunk_.get(), kReadChunk, 0);
+    n = receive_some(fd_.get(), {chunk_.get(), kReadChunk}, attached_);
   } while (n < 0 && errno == EINTR);
   if (n > 0) in_.append(chunk_.get(), static_cast<size_t>(n));
   if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))) return {};

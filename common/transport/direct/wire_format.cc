@@ -31,7 +31,8 @@ std::string encode_direct_address(const DirectAddress& address) {
 Result<DirectAddress> parse_direct_address(std::string_view bytes) {
   const auto refuse = [](const char* why) {
     return fail(ErrorCode::kInvalidArgument,
-                "not the address of a cuda_ipc or nccl transport: " + std::string(why), "address");
+                "not the address of a shm, cuda_ipc or nccl transport: " + std::string(why),
+                "address");
   };
   if (bytes.size() < kAddressMagic.size() + sizeof(uint64_t)) return refuse("too short");
   if (!bytes.starts_with(kAddressMagic)) return refuse("wrong magic or version");
@@ -66,7 +67,7 @@ Result<ParsedMessage> parse_message(std::string_view bytes) {
   FieldReader fields(bytes);
   if (fields.get<uint32_t>() != kMessageMagic) return corrupt("a message has the wrong magic");
   const auto kind = fields.get<uint32_t>();
-  if (kind < 1 || kind > 4) return corrupt("a message is of unknown kind");
+  if (kind < 1 || kind > 5) return corrupt("a message is of unknown kind");
   const auto length = fields.get<uint32_t>();
   if (length > kMaxMessageBody) return corrupt("a message is too long");
   if (fields.rest().size() < length) return ParsedMessage{};

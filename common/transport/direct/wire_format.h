@@ -9,8 +9,8 @@
 #include "common/base/ids.h"
 #include "common/base/result.h"
 
-// What the processes of a direct transport (cuda_ipc, nccl) say to each other over a local socket,
-// and how they find it. All from peers: parsed strictly, fuzzed.
+// What the processes of a direct transport (shm, cuda_ipc, nccl) say to each other over a local
+// socket, and how they find it. All from peers: parsed strictly, fuzzed.
 namespace tandem::transport {
 
 // Transport::address():
@@ -29,8 +29,9 @@ struct DirectAddress {
 enum class MessageKind : uint8_t {
   kHello = 1,    // both ways, first
   kFrame = 2,    // a KV frame (common/proto/kv_frame.h); data and tail payloads are offers
-  kGo = 3,       // receiver to sender: u64 slot, whose bytes may be sent
+  kGo = 3,       // receiver to sender: u64 slot, whose bytes may be sent (shm: were read)
   kRefused = 4,  // receiver to sender instead of its hello: why not (encode_kv_reason)
+  kMemory = 5,   // sender to receiver, before offers of it: a descriptor comes along; no body
 };
 inline constexpr size_t kMessageHeaderBytes = 12;
 inline constexpr size_t kMaxMessageBody = 128u << 10;
@@ -78,6 +79,10 @@ class FieldWriter {
   }
   FieldWriter& text(std::string_view value) {  // at most 64 KiB
     put(static_cast<uint16_t>(value.size()));
+    out_ += value;
+    return *this;
+  }
+  FieldWriter& bytes(std::string_view value) {
     out_ += value;
     return *this;
   }

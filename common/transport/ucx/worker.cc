@@ -21,8 +21,8 @@ constexpr ucp_tag_t kTag = 0;  // one kind of message; receives take any
 // taken is kept by UCX and taken in the same round.
 constexpr size_t kPostedReceives = 16;
 constexpr size_t kUcxHeader = 256;  // room for what UCX puts in front
-// A dead process on this box is noticed by asking the kernel, at this interval; TCP notices by
-// itself.
+// A peer that is gone without a word (its host died) is noticed at about this interval; one whose
+// process died by TCP itself.
 constexpr const char* kKeepalive = "200ms";
 
 Error ucx_error(const std::string& what, ucs_status_t status) {
@@ -104,14 +104,6 @@ Status configure(ucp_config_t* config, const std::string& tls) {
   // Nothing is connected back, see worker.h, and nobody reads or writes our memory.
   TANDEM_TRY(set_option(config, "RESOLVE_REMOTE_EP_ID", "n"));
   TANDEM_TRY(set_option(config, "RNDV_THRESH", "inf"));
-  if (tls.find("posix") != std::string::npos || tls.find("sysv") != std::string::npos) {
-    // Without this UCX leaves shared memory out of endpoints that report a peer's death, and takes
-    // TCP. Every version from 1.13 to 1.22 takes the key by this name; it warns where no shared
-    // memory is in use.
-    TANDEM_TRY(set_option(config, "MM_ERROR_HANDLING", "y"));
-    // Its pieces stay small (8 KiB): a process that is killed while it writes one blocks the
-    // receiver's queue for good.
-  }
   if (tls.find("tcp") != std::string::npos) {
     prefer_piece(config, "TX_SEG_SIZE", "TCP_TX_SEG_SIZE");
     prefer_piece(config, "RX_SEG_SIZE", "TCP_RX_SEG_SIZE");

@@ -27,8 +27,7 @@ class UcxWorker {
   using EndpointId = uint64_t;
   // The most a message may hold.
   static constexpr size_t kMaxMessage = (16u << 20) + (16u << 10);
-  // Messages up to this size arrive in one piece over TCP, without a copy in between. Over shared
-  // memory they come in pieces.
+  // Messages up to this size arrive in one piece, without a copy in between.
   static constexpr size_t kWholeMessage = 60u << 10;
 
   struct Callbacks {

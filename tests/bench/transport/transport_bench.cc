@@ -224,13 +224,13 @@ double perftest(const char* tls, size_t bytes, uint32_t messages) {
 int run(const char* self, size_t mib) {
   std::printf("%-6s %10s %12s %14s %7s  %s\n", "lanes", "message", "tandem GB/s", "perftest GB/s",
               "ratio", "detail");
-  for (const char* tls : {"posix,self", "tcp,self"}) {
+  for (const char* tls : {"shm,self", "tcp,self"}) {
     for (const size_t bytes : {size_t{8192}, size_t{65536}, size_t{1} << 20, size_t{4} << 20}) {
       const bool tcp = std::string_view(tls).starts_with("tcp");
       const auto pages = static_cast<uint32_t>((mib << 20) / bytes / (tcp ? 4 : 1));
       std::string detail;
       const double rate = ours(self, tls, bytes, pages, detail);
-      const double peer = perftest(tls, bytes, pages);
+      const double peer = perftest(tcp ? tls : "posix,self", bytes, pages);
       std::printf("%-6s %10zu %12.2f %14.2f %7s  %s\n", tcp ? "tcp" : "shm", bytes, rate, peer,
                   peer > 0 ? std::to_string(rate / peer).substr(0, 5).c_str() : "-",
                   detail.c_str());

@@ -5,8 +5,7 @@
 #include <thread>
 
 #include "common/transport/direct/direct_transport.h"
-#include "common/transport/direct/socket.h"
-#include "common/transport/direct/wire_format.h"
+#include "tests/unit/transport/direct_stranger.h"
 #include "tests/unit/transport/transport_suite.h"
 
 namespace tandem::transport::testing {
@@ -35,24 +34,13 @@ class DirectBackend {
 
   // A stranger that speaks the protocol.
   void inject(Node&, const std::string& name, Frame frame) {
-    if (stranger_.fd() < 0) {
-      const auto address = parse_direct_address(addresses_.at(name)).value();
-      stranger_ = Connection::open(address.socket).value();
-      auto fabric = Make::make();
-      EXPECT_TRUE(fabric->start());
-      const Hello hello{Generation{9999}, std::string(fabric->name()), fabric->hello(true).value()};
-      EXPECT_TRUE(stranger_.send(encode_message(MessageKind::kHello, encode_hello(hello))));
-    }
-    std::string body(reinterpret_cast<const char*>(frame.header.data()), frame.header.size());
-    body.append(reinterpret_cast<const char*>(frame.payload.data()), frame.payload.size());
-    EXPECT_TRUE(stranger_.send(encode_message(MessageKind::kFrame, body)));
-    EXPECT_TRUE(stranger_.flush());
+    stranger_.send(addresses_.at(name), *Make::make(), frame);
   }
 
  private:
   SteadyClock clock_;
   std::map<std::string, std::string> addresses_;
-  Connection stranger_;
+  DirectStranger stranger_;
 };
 
 }  // namespace tandem::transport::testing

@@ -49,7 +49,7 @@ TEST_P(TwoProcesses, PagesCrossInBothDirectionsAndTheLanesAreNamed) {
   until([&] { return self.events.events(TransferId{2}) > 0; });
   ASSERT_TRUE(self.events.received(TransferId{2}));
   EXPECT_TRUE(into == Pages(kProcessLayout, 8, 0, 2));
-  const std::string lanes = std::string(GetParam()).starts_with("tcp") ? "tcp" : "posix";
+  const std::string lanes = std::string(GetParam()).starts_with("tcp") ? "tcp" : "shared memory";
   EXPECT_TRUE(self.transport->detail().ends_with(": " + lanes)) << self.transport->detail();
   peer.say("detail");
   EXPECT_TRUE(peer.expect("detail ").ends_with(": " + lanes));
@@ -96,6 +96,39 @@ TEST_P(TwoProcesses, AKilledSenderCostsItsOwnTransferOnly) {
   other.expect("sent 2");
   until([&] { return self.events.events(TransferId{2}) > 0; });
   EXPECT_TRUE(self.events.received(TransferId{2}));
+}
+
+// A process that is killed while it writes must not block what others send through the same place.
+// The moment of the kill moves through the writing, which takes some milliseconds.
+TEST_P(TwoProcesses, SendersKilledWhileTheyWriteNeverBlockTheReceiver) {
+  constexpr int kKills = 120;
+  constexpr uint32_t kPages = 160;
+  uint64_t id = 0;
+  for (int kill = 0; kill < kKills; ++kill) {
+    Pages into(kProcessLayout, kPages, 0);
+    const TransferId doomed_id{++id};
+    {
+      const auto generation = static_cast<uint64_t>(kill) + 2;
+      PeerProcess doomed(generation,
+                         {TANDEM_TRANSPORT_PEER, std::to_string(generation), GetParam()});
+      open_receive(doomed_id, doomed.generation(), into);
+      const uint64_t before = self.transport->counters().frames_received;
+      doomed.say(send_command(doomed_id, kPages, "whole"));
+      until([&] { return self.transport->counters().frames_received > before; }, seconds(20));
+      ASSERT_FALSE(HasFailure()) << "blocked after " << kill << " kills";
+      std::this_thread::sleep_for(std::chrono::microseconds(kill * 25));
+    }
+    self.transport->close_receive(doomed_id);
+    if (kill % 10 != 9) continue;
+    PeerProcess other(1000, {TANDEM_TRANSPORT_PEER, "1000", GetParam()});
+    Pages second(kProcessLayout, 8, 0);
+    const TransferId other_id{++id};
+    open_receive(other_id, other.generation(), second);
+    other.say(send_command(other_id, 8, "whole"));
+    until([&] { return self.events.events(other_id) > 0; }, seconds(30));
+    ASSERT_TRUE(self.events.received(other_id)) << "after " << kill + 1 << " kills";
+    EXPECT_TRUE(second == Pages(kProcessLayout, 8, 0, other_id.value));
+  }
 }
 
 // failures.md 13: every wait is bounded, even on a process that exists but does nothing.
@@ -179,7 +212,7 @@ TEST_P(TwoProcesses, GarbageOnUcxsOwnPortsDisturbsNothing) {
   send_whole(TransferId{2}, peer);
 }
 
-INSTANTIATE_TEST_SUITE_P(Lanes, TwoProcesses, ::testing::Values("posix,tcp,self", "tcp,self"),
+INSTANTIATE_TEST_SUITE_P(Lanes, TwoProcesses, ::testing::Values("shm,tcp,self", "tcp,self"),
                          [](const auto& param_info) {
                            return std::string(param_info.param).starts_with("tcp") ? "Tcp"
                                                                                    : "Default";

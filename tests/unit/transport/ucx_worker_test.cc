@@ -147,14 +147,8 @@ TEST_P(UcxWorkers, APeerMayDieOrFreezeWhileItConnects) {
   EXPECT_TRUE(until({&b, &c}, [&] { return !b.received.empty(); }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Lanes, UcxWorkers,
-                         ::testing::Values("posix,self", "tcp,self", "posix,tcp,self"),
-                         [](const auto& param_info) {
-                           const std::string tls = param_info.param;
-                           if (tls.starts_with("tcp")) return std::string("Tcp");
-                           return std::string(tls.find("tcp") == std::string::npos ? "SharedMemory"
-                                                                                   : "Default");
-                         });
+INSTANTIATE_TEST_SUITE_P(Lanes, UcxWorkers, ::testing::Values("tcp,self"),
+                         [](const auto&) { return "Tcp"; });
 
 }  // namespace
 }  // namespace tandem::transport
