@@ -5,8 +5,6 @@
 //   multi_gpu_transport_bench [--from GPU] [--to GPU] [--largest MIB] [--processes 1|2]
 //                          [--variants a,b,...]
 #include <cuda_runtime_api.h>
-#include <fcntl.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -26,12 +24,10 @@
 #include <string>
 #include <vector>
 
-#include "common/base/fd.h"
+#include "common/base/piped_child.h"
 #include "common/transport/cuda_ipc/ipc_fabric.h"
 #include "common/transport/direct/direct_transport.h"
 #include "common/transport/nccl/nccl_fabric.h"
-
-extern char** environ;  // NOLINT(readability-redundant-declaration): POSIX leaves it to the program
 
 namespace tandem::transport {
 namespace {
@@ -179,24 +175,9 @@ struct Child {
 };
 
 Child spawn(std::vector<std::string> words) {
-  int to[2];
-  int from[2];
-  if (pipe2(to, O_CLOEXEC) != 0 || pipe2(from, O_CLOEXEC) != 0) std::_Exit(1);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, to[0], 0);
-  posix_spawn_file_actions_adddup2(&actions, from[1], 1);
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  Child child;
-  if (posix_spawn(&child.pid, argv[0], &actions, nullptr, argv.data(), environ) != 0) std::_Exit(1);
-  posix_spawn_file_actions_destroy(&actions);
-  close(to[0]);
-  close(from[1]);
-  child.in = fdopen(to[1], "w");
-  child.out = fdopen(from[0], "r");
-  return child;
+  auto started = start_piped_child(std::move(words));
+  if (!started) std::_Exit(1);
+  return {started->pid, fdopen(started->in.release(), "w"), fdopen(started->out.release(), "r")};
 }
 
 // The receiver is a process of its own, or, without one, a transport of this process: processes

@@ -4,9 +4,7 @@
 // perftest's are not.
 //
 //   transport_bench [--mib N]       (ucx_perftest is left out with a note when it is not installed)
-#include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,10 +20,8 @@
 #include <thread>
 #include <vector>
 
-#include "common/base/fd.h"
+#include "common/base/piped_child.h"
 #include "common/transport/ucx/ucx_transport.h"
-
-extern char** environ;  // NOLINT(readability-redundant-declaration): POSIX leaves it to the program
 
 namespace tandem::transport {
 namespace {
@@ -112,39 +108,7 @@ int receive(const char* tls, size_t bytes, uint32_t pages) {
   return 0;
 }
 
-struct Child {
-  pid_t pid = 0;
-  Fd in;
-  Fd out;
-};
-
-Child spawn(std::vector<std::string> words, const std::vector<std::string>& extra_env) {
-  int to[2];
-  int from[2];
-  if (pipe2(to, O_CLOEXEC) != 0 || pipe2(from, O_CLOEXEC) != 0) std::_Exit(1);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, to[0], 0);
-  posix_spawn_file_actions_adddup2(&actions, from[1], 1);
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  std::vector<char*> env;
-  for (const std::string& e : extra_env) env.push_back(const_cast<char*>(e.data()));
-  for (char** e = environ; *e != nullptr; ++e) env.push_back(*e);
-  env.push_back(nullptr);
-  Child child;
-  if (posix_spawnp(&child.pid, argv[0], &actions, nullptr, argv.data(), env.data()) != 0)
-    child.pid = 0;
-  posix_spawn_file_actions_destroy(&actions);
-  close(to[0]);
-  close(from[1]);
-  child.in = Fd(to[1]);
-  child.out = Fd(from[0]);
-  return child;
-}
-
-std::string read_all(const Child& child) {
+std::string read_all(const PipedChild& child) {
   std::string text;
   char chunk[4096];
   for (ssize_t n = 0; (n = read(child.out.get(), chunk, sizeof(chunk))) > 0;) {
@@ -154,8 +118,10 @@ std::string read_all(const Child& child) {
 }
 
 double ours(const char* self, const char* tls, size_t bytes, uint32_t pages, std::string& detail) {
-  const Child child =
-      spawn({self, "--receive", tls, std::to_string(bytes), std::to_string(pages)}, {});
+  const auto started =
+      start_piped_child({self, "--receive", tls, std::to_string(bytes), std::to_string(pages)});
+  if (!started) return 0;
+  const PipedChild& child = *started;
   uint32_t size = 0;
   if (read(child.out.get(), &size, sizeof(size)) != sizeof(size)) return 0;
   std::string address(size, '\0');
@@ -200,17 +166,21 @@ double ours(const char* self, const char* tls, size_t bytes, uint32_t pages, std
 double perftest(const char* tls, size_t bytes, uint32_t messages) {
   const std::vector<std::string> env = {"UCX_TLS=" + std::string(tls),
                                         "UCX_WARN_UNUSED_ENV_VARS=n"};
-  const Child server = spawn({"ucx_perftest", "-p", "13987"}, env);
-  if (server.pid == 0) return 0;
+  const auto server = start_piped_child({"ucx_perftest", "-p", "13987"}, env);
+  if (!server) return 0;
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  const Child client =
-      spawn({"timeout", "60", "ucx_perftest", "-p", "13987", "127.0.0.1", "-t", "ucp_am_bw", "-f",
-             "-w", "20", "-s", std::to_string(bytes), "-n", std::to_string(messages)},
-            env);
-  const std::string text = read_all(client);
-  waitpid(client.pid, nullptr, 0);
-  kill(server.pid, SIGTERM);
-  waitpid(server.pid, nullptr, 0);
+  const auto client = start_piped_child(
+      {"timeout", "60", "ucx_perftest", "-p", "13987", "127.0.0.1", "-t", "ucp_am_bw", "-f", "-w",
+       "20", "-s", std::to_string(bytes), "-n", std::to_string(messages)},
+      env);
+  std::string text;
+  if (client) {
+    text = read_all(*client);
+    waitpid(client->pid, nullptr, 0);
+  }
+  kill(server->pid, SIGTERM);
+  waitpid(server->pid, nullptr, 0);
+  if (text.size() < 2) return 0;
   // Last line: messages, latency typical, average, overall; bandwidth average, overall (MiB/s);
   // rates.
   double field[8] = {};

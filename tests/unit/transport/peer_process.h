@@ -1,19 +1,15 @@
 #pragma once
 
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <string>
 #include <vector>
 
-#include "common/base/fd.h"
+#include "common/base/piped_child.h"
 #include "tests/unit/transport/process.h"
-
-extern char** environ;  // NOLINT(readability-redundant-declaration): POSIX leaves it to the program
 
 namespace tandem::transport::testing {
 
@@ -22,23 +18,12 @@ class PeerProcess {
  public:
   // `words`: the program and its arguments.
   PeerProcess(uint64_t generation, std::vector<std::string> words) : generation_(generation) {
-    int to_child[2];
-    int from_child[2];
-    EXPECT_EQ(pipe2(to_child, O_CLOEXEC), 0);
-    EXPECT_EQ(pipe2(from_child, O_CLOEXEC), 0);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, to_child[0], 0);
-    posix_spawn_file_actions_adddup2(&actions, from_child[1], 1);
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    EXPECT_EQ(posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environ), 0);
-    posix_spawn_file_actions_destroy(&actions);
-    close(to_child[0]);
-    close(from_child[1]);
-    in_ = Fd(to_child[1]);
-    out_ = Fd(from_child[0]);
+    auto started = start_piped_child(std::move(words));
+    EXPECT_TRUE(started) << started.error().detail;
+    if (!started) return;
+    pid_ = started->pid;
+    in_ = std::move(started->in);
+    out_ = std::move(started->out);
     address_ = from_hex(expect("address ")).value();
   }
   ~PeerProcess() { kill(SIGKILL); }

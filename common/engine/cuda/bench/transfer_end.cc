@@ -1,15 +1,14 @@
 #include "common/engine/cuda/bench/transfer_end.h"
 
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <utility>
 
+#include "common/base/piped_child.h"
 #include "common/engine/cuda/bench/bench_card.h"
 #include "common/engine/cuda/page_memory.h"
 #include "common/transport/device_transports.h"
@@ -123,32 +122,9 @@ Result<double> TransferEnd::push(TransferId id, Shape shape, const std::string& 
 
 Result<std::unique_ptr<LineProcess>> LineProcess::start(
     std::vector<std::string> words, const std::vector<std::string>& environment) {
-  int to[2];
-  int from[2];
-  if (pipe2(to, O_CLOEXEC) != 0 || pipe2(from, O_CLOEXEC) != 0) {
-    return fail(ErrorCode::kResourceExhausted, "no pipe to a second process");
-  }
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  std::vector<std::pair<std::string, std::string>> settings;
-  for (const std::string& entry : environment) {
-    const size_t at = entry.find('=');
-    settings.emplace_back(entry.substr(0, at), entry.substr(at + 1));
-  }
-  const pid_t pid = fork();
-  if (pid < 0) return fail(ErrorCode::kResourceExhausted, "no second process");
-  if (pid == 0) {
-    dup2(to[0], 0);
-    dup2(from[1], 1);
-    for (const auto& [name, value] : settings) setenv(name.c_str(), value.c_str(), 1);
-    execvp(argv[0], argv.data());
-    _exit(127);
-  }
-  close(to[0]);
-  close(from[1]);
-  return std::unique_ptr<LineProcess>(
-      new LineProcess(pid, fdopen(to[1], "w"), fdopen(from[0], "r")));
+  TANDEM_ASSIGN(PipedChild child, start_piped_child(std::move(words), environment));
+  return std::unique_ptr<LineProcess>(new LineProcess(child.pid, fdopen(child.in.release(), "w"),
+                                                      fdopen(child.out.release(), "r")));
 }
 
 LineProcess::~LineProcess() {
