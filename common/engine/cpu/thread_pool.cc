@@ -43,6 +43,16 @@ Status pin(pthread_t thread, int cpu) {
   return {};
 }
 
+// The leader is pinned when it first runs a job, too late to refuse: try its CPU on this thread.
+Status try_pin(int cpu) {
+  cpu_set_t before;
+  CPU_ZERO(&before);
+  (void)pthread_getaffinity_np(pthread_self(), sizeof before, &before);
+  const Status pinned = pin(pthread_self(), cpu);
+  if (pinned) (void)pthread_setaffinity_np(pthread_self(), sizeof before, &before);
+  return pinned;
+}
+
 long futex(std::atomic<uint32_t>& word, int operation, uint32_t value) {
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation | FUTEX_PRIVATE_FLAG,
                  value, nullptr, nullptr, 0);
@@ -62,6 +72,7 @@ Result<std::unique_ptr<ThreadPool>> ThreadPool::create(uint32_t threads, std::ve
   for (const int cpu : cpus)
     if (cpu < 0 || cpu >= CPU_SETSIZE)
       return fail(ErrorCode::kConfig, "there is no CPU " + std::to_string(cpu), "cpus");
+  if (!cpus.empty()) TANDEM_TRY(try_pin(cpus[0]));
   std::unique_ptr<ThreadPool> pool(new ThreadPool(std::move(cpus)));
   pool->stretches_ = std::make_unique<Stretch[]>(threads);
   for (uint32_t i = 1; i < threads; ++i) {
@@ -84,8 +95,8 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
-// The leader is whoever runs jobs; an error here was reported for the workers already, or the CPU
-// has been taken offline since, and the job must run either way.
+// The leader is whoever runs jobs; create() has tried its CPU: an error here means that the CPU has
+// been taken offline since, and the job must run either way.
 void ThreadPool::pin_leader() {
   const std::thread::id self = std::this_thread::get_id();
   if (self == leader_) return;

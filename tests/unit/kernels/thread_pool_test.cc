@@ -1,6 +1,7 @@
 #include "common/engine/cpu/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <numeric>
 
@@ -62,6 +63,19 @@ TEST(ThreadPool, RefusesImpossibleSettings) {
   EXPECT_EQ(ThreadPool::create(2, {0}).error().param, "cpus");
   EXPECT_EQ(ThreadPool::create(2, {0, -1}).error().param, "cpus");
   EXPECT_EQ(ThreadPool::create(2, {0, 1000}).error().param, "cpus");
+  // The leader's too, though it is pinned only when it comes; CPU 1000 is none of any test
+  // machine's.
+  const auto alone = ThreadPool::create(1, {CPU_SETSIZE - 1});
+  ASSERT_FALSE(alone);
+  EXPECT_EQ(alone.error().param, "cpus");
+  cpu_set_t set;
+  ASSERT_EQ(sched_getaffinity(0, sizeof set, &set), 0);
+  int first = 0;
+  while (!CPU_ISSET(first, &set)) ++first;
+  ASSERT_TRUE(ThreadPool::create(1, {first}));
+  cpu_set_t after;
+  ASSERT_EQ(sched_getaffinity(0, sizeof after, &after), 0);
+  EXPECT_TRUE(CPU_EQUAL(&set, &after)) << "whoever makes a pool stays where it was";
 }
 
 }  // namespace
