@@ -208,6 +208,9 @@ Status CudaOps::prepare(const KvPages& kv, uint32_t sequences, const StepBody& b
   const uint32_t longest =
       std::min({options_.max_rows, max_context_, kv.blocks * kv::kBlockTokens});
   TANDEM_TRY(warm(kv, 1, 1, body));
+  // Every matrix product's algorithm is a kernel of its own.
+  for (uint32_t rows = cuda::kSmallRows + 1; rows < longest; rows = wide_bucket(rows) + 1)
+    TANDEM_TRY(warm(kv, std::min(wide_bucket(rows), longest), 1, body));
   if (longest > 1) TANDEM_TRY(warm(kv, longest, 1, body));
   buckets_ = decode_buckets(most);
   recordings_.clear();

@@ -166,7 +166,7 @@ Status CudaOutputs::enqueue(uint32_t rows, const uint32_t* index, Activation x,
   const Stages::Scope stage(stages_, "sampling",
                             static_cast<double>(entries) * vocab_ * sizeof(float));
   TANDEM_CUDA_TRY(
-      cuda::launch_sampling(sampling_, logits_, vocab_, entries, device_, false, stream_.get()));
+      cuda::launch_sampling(sampling_, logits_, vocab_, entries, device_, true, stream_.get()));
   return {};
 }
 
