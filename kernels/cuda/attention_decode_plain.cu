@@ -59,8 +59,8 @@ __device__ void attend(const float* q, float scale_log2, uint32_t head_dim, uint
 template <kv::KvFormat F>
 __global__ void __launch_bounds__(kWarps* kWarp) attention_decode_plain_kernel(const Args args) {
   __shared__ float shared[kWarps][kMaxHeadDim];
-  wait_for_previous();
   allow_next();
+  wait_for_previous();
   const uint32_t job = blockIdx.x * kWarps + threadIdx.x / kWarp;
   const uint32_t row = job / args.shape.heads;
   const uint32_t head = job % args.shape.heads;

@@ -60,8 +60,8 @@ __device__ void gather_section(const std::byte* section, uint32_t head_dim, uint
 
 template <kv::KvFormat F>
 __global__ void __launch_bounds__(kThreads) kv_gather_kernel(const Args args) {
-  wait_for_previous();
   allow_next();
+  wait_for_previous();
   const SequenceSlot slot = args.step.slots[blockIdx.z];
   const uint32_t page = blockIdx.x;
   const uint32_t kv_head = blockIdx.y;
@@ -83,8 +83,8 @@ __global__ void __launch_bounds__(kThreads) kv_gather_kernel(const Args args) {
 }
 
 __global__ void __launch_bounds__(kThreads) kv_gather_exact_kernel(const Args args) {
-  wait_for_previous();
   allow_next();
+  wait_for_previous();
   const SequenceSlot slot = args.step.slots[blockIdx.z];
   const uint32_t kv_head = blockIdx.y;
   const PrefillSequence& sequence = args.task.sequences[blockIdx.z];

@@ -181,8 +181,8 @@ __device__ void write_tail_pages(const Args& args, const SequenceSlot& slot, uin
 template <kv::KvFormat F>
 __global__ void __launch_bounds__(kThreads) kv_write_kernel(const Args args) {
   extern __shared__ float shared[];
-  wait_for_previous();
   allow_next();
+  wait_for_previous();
   if (blockIdx.x >= args.page_blocks)
     return rotate_queries(args, blockIdx.x - args.page_blocks, shared);
   const uint32_t kv_heads = args.layer.shape.kv_heads;
