@@ -10,16 +10,20 @@
 #include "common/base/dtype.h"
 #include "kernels/cuda/step.h"
 
-// Attention of few query rows per sequence (1 .. kDecodeMaxRows) over paged keys and values of any
-// format, read as stored: the decode side of Ops::attention. plan_decode() is host code and runs
-// once a step (once for each distinct window); attention_decode() runs once a layer and shares it.
+// Attention of one query row a sequence over paged keys and values of any format, read as stored:
+// the decode side of Ops::write_kv and Ops::attention. plan_decode() is host code and runs once a
+// step (once for each distinct window); attention_decode() runs once a layer and shares it.
 //
-// The keys of a sequence are cut into splits whose size depends on its own context alone
-// (decode_split_pages), and the results of splits are merged in their order, so a row's result does
-// not depend on what else is in the step, nor on the number of SMs.
+// The keys of a sequence are cut into splits whose results are merged in their order. In steps of
+// up to kDecodeFewSequences sequences the cuts depend on a sequence's own context alone, so a row's
+// result does not depend on what else is in the step, nor on the number of SMs; in larger ones,
+// whose projections depend on their number of rows anyway, they fall where they keep all SMs
+// equally busy.
 namespace tandem::cuda {
 
-inline constexpr uint32_t kDecodeMaxRows = 16;
+inline constexpr uint32_t kDecodeFewSequences = 16;
+// Heads of a group that one unit takes.
+inline constexpr uint32_t kDecodeColumns = 8;
 
 struct DecodeShape {
   uint32_t heads = 0;
@@ -31,23 +35,22 @@ struct DecodeShape {
   [[nodiscard]] constexpr uint32_t group() const { return heads / kv_heads; }
 };
 
-// One block's unit of work: the keys of one split for some columns (query row, head of the group)
-// of one KV head. Holds all that the kernel needs to know, so that nothing waits for a second look.
+// One block's unit of work: the keys of one split for some heads of the group of one KV head. Holds
+// all that the kernel needs to know, so that nothing waits for a second look.
 struct alignas(16) DecodeUnit {
   uint32_t slot = 0;
-  uint32_t first_row = 0;  // of the sequence, as in its slot
-  uint32_t rows = 0;
-  uint32_t start = 0;
+  uint32_t row = 0;     // of the sequence, in the packed batch
+  uint32_t start = 0;   // its position
   uint32_t blocks = 0;  // where the block of first_page stands in DeviceStep::blocks
   uint32_t first_page = 0;
   uint32_t pages = 0;    // to read as stored; may be 0
   uint32_t partial = 0;  // result index of the first split of the same columns
   uint32_t counter = 0;  // splits of the same columns count their arrivals here
   uint16_t kv_head = 0;
-  uint16_t first_column = 0;  // column = row * group + head of the group
+  uint16_t first_column = 0;  // the first head of the group
   uint16_t split = 0;
   uint16_t splits = 0;  // 1: the result is final
-  uint32_t exact = 0;   // 1: also the pages that needs_tail() layouts read exactly
+  uint32_t exact = 0;   // 1 + tail slot: also the page that needs_tail() layouts read exactly
 };
 
 struct DecodePlan {
@@ -55,43 +58,49 @@ struct DecodePlan {
   std::vector<uint32_t> ranges;  // [blocks + 1]: block b takes units ranges[b] .. ranges[b+1]-1
 };
 
-// How large buffers must be for every step of at most `sequences` sequences of `rows` rows each and
-// contexts up to `max_context`.
+// How large buffers must be for every step of at most `sequences` sequences with contexts up to
+// `max_context`, on at most `blocks` blocks.
 struct DecodeLimits {
   size_t units = 0;
   size_t partials = 0;
   size_t counters = 0;
 };
 
-// Columns that one unit takes: what the accumulators of the kernel hold.
-[[nodiscard]] uint32_t decode_columns(const DecodeShape& shape, uint32_t max_rows);
-// Pages of one split, for a sequence of `context` keys.
-[[nodiscard]] uint32_t decode_split_pages(uint32_t context);
+// Pages of one split in steps of few sequences, for a sequence of `context` keys.
+[[nodiscard]] uint32_t decode_split_pages(const DecodeShape& shape, uint32_t context);
+// Blocks to plan a step of `sequences` sequences for.
+[[nodiscard]] uint32_t decode_blocks(uint32_t sequences, uint32_t multiprocessors);
 [[nodiscard]] DecodeLimits decode_limits(const DecodeShape& shape, uint32_t sequences,
-                                         uint32_t rows, uint32_t max_context);
+                                         uint32_t blocks, uint32_t max_context);
 // Bytes of the workspace for `partials` results.
-[[nodiscard]] size_t decode_partial_bytes(const DecodeShape& shape, uint32_t max_rows,
-                                          size_t partials);
-// `max_rows` is what the launch will say (DeviceStep::max_rows); slots with rows 0 get no work.
-void plan_decode(const DecodeShape& shape, std::span<const SequenceSlot> slots, uint32_t max_rows,
-                 uint32_t blocks, DecodePlan& plan);
+[[nodiscard]] size_t decode_partial_bytes(const DecodeShape& shape, size_t partials);
+// Slots have one row, or none: those get no work but count as sequences.
+void plan_decode(const DecodeShape& shape, std::span<const SequenceSlot> slots, uint32_t blocks,
+                 DecodePlan& plan);
 
 struct DecodeAttention {
   DecodeShape shape;
   uint32_t layer = 0;
-  float scale = 0.0F;                 // of q.k before the softmax
-  const Bf16* qkv = nullptr;          // as kv_write left it
-  const void* kept = nullptr;         // as given to kv_write
+  float scale = 0.0F;  // of q.k before the softmax
+  // As KvWrite's.
+  DeviceRope rope;
+  const float* q_norm = nullptr;
+  const float* k_norm = nullptr;
+  float norm_eps = 0;
+  Bf16* qkv = nullptr;  // as the projection left it; may be changed
+  void* kept = nullptr;
   Bf16* out = nullptr;                // [rows][heads * head_dim]
   const DecodeUnit* units = nullptr;  // device, the plan's
   const uint32_t* ranges = nullptr;   // device, [blocks + 1]
-  uint32_t blocks = 0;                // as planned for; the number of SMs
+  uint32_t blocks = 0;                // as planned for
   void* partials = nullptr;           // decode_partial_bytes()
   uint32_t* counters = nullptr;       // zero before the first launch and left zero by each
 };
 
-// Enqueues; neither allocates nor waits. Rows of padding slots are not written. Fails with
-// cudaErrorInvalidValue for step.max_rows above kDecodeMaxRows or a head_dim odd or above 256.
+// What kv_write() does, then attention: norms and RoPE on queries and keys, the step's keys and
+// values into the pool, results into `out`. Enqueues; neither allocates nor waits. Rows of padding
+// slots are not written. Fails with cudaErrorInvalidValue for step.max_rows above 1, a head_dim odd
+// or above 256 or a rotary_dim above it.
 cudaError_t attention_decode(const DeviceStep& step, const DeviceKv& kv,
                              const DecodeAttention& task, cudaStream_t stream);
 

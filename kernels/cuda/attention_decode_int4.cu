@@ -1,11 +1,10 @@
-#include "kernels/cuda/attention_decode_paged.cuh"
+#include "kernels/cuda/attention_decode_block.cuh"
 
-namespace tandem::cuda::paged {
+namespace tandem::cuda::decode {
 
-cudaError_t attention_decode_int4(const Args& args, uint32_t head_dim, uint32_t columns,
-                                  uint32_t blocks, cudaStream_t stream) {
-  return launch_head_dim<kv::KvFormat::kInt4, 64, 128, 256>(args, head_dim, columns, blocks,
-                                                            stream);
+cudaError_t attention_int4(const Args& args, uint32_t head_dim, uint32_t blocks,
+                           cudaStream_t stream) {
+  return launch_head_dim<kv::KvFormat::kInt4, 64, 128, 256>(args, head_dim, blocks, stream);
 }
 
-}  // namespace tandem::cuda::paged
+}  // namespace tandem::cuda::decode

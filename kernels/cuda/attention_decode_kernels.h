@@ -6,18 +6,23 @@
 // The variants behind attention_decode(), which chooses among them.
 namespace tandem::cuda {
 
-// Any head dim up to 256 and every format: a warp a query, plain arithmetic, no plan.
+// Any head dim up to 256, every format, any rows, after kv_write: a warp a query, plain arithmetic,
+// no plan.
 cudaError_t attention_decode_plain(const DeviceStep& step, const DeviceKv& kv,
                                    const DecodeAttention& task, cudaStream_t stream);
 
-// Tensor cores (attention_decode_paged.cuh); one file a format. cudaErrorInvalidValue for head dims
-// and columns that they are not made for.
-namespace paged {
+// Tensor cores, the step's keys and values written as well (attention_decode_block.cuh); one file a
+// format. cudaErrorInvalidValue for head dims that they are not made for.
+namespace decode {
 
 struct Args {
   DeviceStep step;
   LayerPages layer;
   QkvColumns columns;
+  DeviceRope rope;
+  const float* q_norm;
+  const float* k_norm;
+  float norm_eps;
   const Bf16* qkv;
   Bf16* out;
   const DecodeUnit* units;
@@ -28,21 +33,22 @@ struct Args {
   uint32_t group;
   uint32_t window;
   float scale_log2;
-  uint32_t stages;  // of each warp
+  uint32_t stages;  // of each walker
+  uint32_t stage_bytes;
 };
 
-using Launch = cudaError_t (*)(const Args& args, uint32_t head_dim, uint32_t columns,
-                               uint32_t blocks, cudaStream_t stream);
-cudaError_t attention_decode_bf16(const Args& args, uint32_t head_dim, uint32_t columns,
-                                  uint32_t blocks, cudaStream_t stream);
-cudaError_t attention_decode_fp8(const Args& args, uint32_t head_dim, uint32_t columns,
-                                 uint32_t blocks, cudaStream_t stream);
-cudaError_t attention_decode_int8(const Args& args, uint32_t head_dim, uint32_t columns,
-                                  uint32_t blocks, cudaStream_t stream);
-cudaError_t attention_decode_k8v4(const Args& args, uint32_t head_dim, uint32_t columns,
-                                  uint32_t blocks, cudaStream_t stream);
-cudaError_t attention_decode_int4(const Args& args, uint32_t head_dim, uint32_t columns,
-                                  uint32_t blocks, cudaStream_t stream);
+using Launch = cudaError_t (*)(const Args& args, uint32_t head_dim, uint32_t blocks,
+                               cudaStream_t stream);
+cudaError_t attention_bf16(const Args& args, uint32_t head_dim, uint32_t blocks,
+                           cudaStream_t stream);
+cudaError_t attention_fp8(const Args& args, uint32_t head_dim, uint32_t blocks,
+                          cudaStream_t stream);
+cudaError_t attention_int8(const Args& args, uint32_t head_dim, uint32_t blocks,
+                           cudaStream_t stream);
+cudaError_t attention_k8v4(const Args& args, uint32_t head_dim, uint32_t blocks,
+                           cudaStream_t stream);
+cudaError_t attention_int4(const Args& args, uint32_t head_dim, uint32_t blocks,
+                           cudaStream_t stream);
 
-}  // namespace paged
+}  // namespace decode
 }  // namespace tandem::cuda

@@ -21,17 +21,10 @@ namespace tandem::cuda {
 
 enum class Math : uint8_t { kBf16, kHalf };
 
-// fp8 elements become bf16 by moving bits, which leaves them 2^120 too small; the other factor of
-// the product carries 2^100 and the rest is made up for in float32.
-constexpr float kFp8Lift = 0x1p100F;
-constexpr float kFp8Rest = 0x1p20F;
-
 constexpr uint32_t bits_of(Coding c) {
   return c == Coding::kBf16 ? 16 : c == Coding::kInt8 || c == Coding::kE4m3 ? 8 : 4;
 }
-constexpr Math math_of(Coding c) {
-  return c == Coding::kFourBitChannels || c == Coding::kFourBitRows ? Math::kHalf : Math::kBf16;
-}
+constexpr Math math_of(Coding c) { return c == Coding::kBf16 ? Math::kBf16 : Math::kHalf; }
 // The largest of 16, 8, 4 that divides what a lane takes of a row.
 constexpr uint32_t chunk_of(uint32_t bytes) {
   return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : 4;
@@ -95,33 +88,37 @@ __device__ __forceinline__ uint32_t half_fma(uint32_t a, uint32_t b, uint32_t c)
               *reinterpret_cast<const __half2*>(&c));
   return *reinterpret_cast<const uint32_t*>(&v);
 }
-__device__ __forceinline__ uint32_t bf16_sub(uint32_t a, uint32_t b) {
-  const __nv_bfloat162 v = __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&a),
-                                   *reinterpret_cast<const __nv_bfloat162*>(&b));
-  return *reinterpret_cast<const uint32_t*>(&v);
+// (x & mask) | more in one instruction; left to itself the compiler makes two of it where both are
+// constants.
+__device__ __forceinline__ uint32_t and_or(uint32_t x, uint32_t mask, uint32_t more) {
+  uint32_t y;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(mask), "r"(more));
+  return y;
 }
 
-// Two elements each, in the low bytes of x's halves (what is above them does not matter).
-// int8: the lower seven bits on top of 128 are exact in bf16; less 128, or 256 where the sign bit
-// is set, they are the number.
-__device__ __forceinline__ uint32_t int8_pair(uint32_t x) {
-  const uint32_t rest = (x & 0x007f007fU) | 0x43004300U;
-  const uint32_t less = (x & 0x00800080U) | 0x43004300U;
-  return bf16_sub(rest, less);
+// Four int8 elements as 128 more than they are.
+__device__ __forceinline__ uint32_t biased(uint32_t x) { return x ^ 0x80808080U; }
+// Two of them, bytes 0 and 1 or 2 and 3, as halves: kInt8Bias more than the elements.
+constexpr float kInt8Bias = 1024.0F + 128.0F;
+constexpr uint32_t kInt8BiasPair = 0x64806480U;
+__device__ __forceinline__ uint32_t low_bytes(uint32_t x) {
+  return __byte_perm(x, 0x64646464U, 0x4140);
 }
+__device__ __forceinline__ uint32_t high_bytes(uint32_t x) {
+  return __byte_perm(x, 0x64646464U, 0x4342);
+}
+// Two e4m3 elements, exactly.
 __device__ __forceinline__ uint32_t e4m3_pair(uint32_t x) {
-  return ((x << 8) & 0x80008000U) | ((x << 4) & 0x07f007f0U);
+  const __half2_raw v = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(x), __NV_E4M3);
+  return uint32_t{v.x} | uint32_t{v.y} << 16;
 }
-template <Coding C>
-__device__ __forceinline__ uint32_t byte_pair(uint32_t x) {
-  return C == Coding::kInt8 ? int8_pair(x) : e4m3_pair(x);
-}
-// Levels in the low or the high nibble of the low bytes, exactly, as halves.
+// Levels in the low or the high nibble of the low bytes of x's halves (what is above them does not
+// matter), exactly, as halves.
 __device__ __forceinline__ uint32_t low_nibbles(uint32_t x) {
-  return half_sub((x & 0x000f000fU) | 0x64006400U, 0x64006400U);  // 1024 + n
+  return half_sub(and_or(x, 0x000f000fU, 0x64006400U), 0x64006400U);  // 1024 + n
 }
 __device__ __forceinline__ uint32_t high_nibbles(uint32_t x) {
-  return half_sub((x & 0x00f000f0U) | 0x54005400U, 0x54005400U);  // 64 + n
+  return half_sub(and_or(x, 0x00f000f0U, 0x54005400U), 0x54005400U);  // 64 + n
 }
 
 template <uint32_t kBytes>
@@ -156,58 +153,40 @@ struct Keys {
   static constexpr uint32_t kSteps = kChannels / 4;               // of 16 channels over the lanes
   static constexpr Math kMath = math_of(C);
 
+  // What every element is too large by; the scores' start makes up for it.
+  static constexpr float kBias = C == Coding::kInt8 ? kInt8Bias : 0.0F;
+
   // Channels of the two halves of register r of a chunk.
   __host__ __device__ static constexpr uint32_t channel(uint32_t r, uint32_t half) {
-    const uint32_t per_word = 32 / bits_of(C);
-    return r * 2 / per_word * per_word + r % (per_word / 2) * (per_word == 2 ? 2 : 1) +
-           half * (per_word / 2);
+    return bits_of(C) == 4 ? r / 4 * 8 + r % 4 + half * 4 : 2 * r + half;
   }
 
-  // s[p][n] = K * Q^T of page p and columns 8n .. 8n+7; q(n, step) gives the fragments of Q.
-  template <uint32_t kPages, uint32_t kTiles, typename Query>
-  __device__ static __forceinline__ void score(const std::byte* const (&pages)[kPages],
-                                               const Query& q, float (&s)[kPages][kTiles][4]) {
+  // s = K * Q^T of one page and eight columns, on top of `start` of the columns 2j and 2j+1.
+  __device__ static __forceinline__ void score(const std::byte* page, const uint2 (&q)[kDim / 16],
+                                               const float (&start)[2], float (&s)[4]) {
     const uint32_t g = threadIdx.x % kWarp / 4;
     const uint32_t j = threadIdx.x % 4;
-    // A second chain where there are few products, so that they wait less for each other.
-    constexpr bool kTwo = kPages * kTiles < 4;
-    float odd[kPages][kTiles][4] = {};
+    // Two chains, so that products wait less for each other.
+    float odd[4] = {};
 #pragma unroll
-    for (uint32_t p = 0; p < kPages; ++p)
-#pragma unroll
-      for (uint32_t n = 0; n < kTiles; ++n)
-#pragma unroll
-        for (float& x : s[p][n]) x = 0.0F;
+    for (uint32_t i = 0; i < 4; ++i) s[i] = start[i % 2];
 #pragma unroll
     for (uint32_t c = 0; c < kChunks; ++c) {
-      uint32_t a[kPages][kChannels / 2];
-      uint32_t b[kPages][kChannels / 2];
+      const std::byte* at = page + g * kRow + (c * 4 + j) * kBytes;
+      const Chunk<kBytes> x(at);
+      const Chunk<kBytes> y(at + 8 * kRow);
+      uint32_t a[kChannels / 2];
+      uint32_t b[kChannels / 2];
+      unpack(page, c, x, y, a, b);
 #pragma unroll
-      for (uint32_t p = 0; p < kPages; ++p) {
-        const std::byte* at = pages[p] + g * kRow + (c * 4 + j) * kBytes;
-        const Chunk<kBytes> x(at);
-        const Chunk<kBytes> y(at + 8 * kRow);
-        unpack(pages[p], c, x, y, a[p], b[p]);
+      for (uint32_t step = 0; step < kSteps; ++step) {
+        const uint2 f = q[c * kSteps + step];
+        mma<kMath>(step % 2 == 1 ? odd : s, a[2 * step], b[2 * step], a[2 * step + 1],
+                   b[2 * step + 1], f.x, f.y);
       }
-#pragma unroll
-      for (uint32_t step = 0; step < kSteps; ++step)
-#pragma unroll
-        for (uint32_t n = 0; n < kTiles; ++n) {
-          const uint2 f = q(n, c * kSteps + step);
-#pragma unroll
-          for (uint32_t p = 0; p < kPages; ++p)
-            mma<kMath>(kTwo && step % 2 == 1 ? odd[p][n] : s[p][n], a[p][2 * step], b[p][2 * step],
-                       a[p][2 * step + 1], b[p][2 * step + 1], f.x, f.y);
-        }
     }
-    if constexpr (kTwo) {
 #pragma unroll
-      for (uint32_t p = 0; p < kPages; ++p)
-#pragma unroll
-        for (uint32_t n = 0; n < kTiles; ++n)
-#pragma unroll
-          for (uint32_t i = 0; i < 4; ++i) s[p][n][i] += odd[p][n][i];
-    }
+    for (uint32_t i = 0; i < 4; ++i) s[i] += odd[i];
   }
 
  private:
@@ -221,13 +200,21 @@ struct Keys {
         a[w] = x.word[w];
         b[w] = y.word[w];
       }
-    } else if constexpr (C == Coding::kInt8 || C == Coding::kE4m3) {
+    } else if constexpr (C == Coding::kInt8) {
 #pragma unroll
       for (uint32_t w = 0; w < kBytes / 4; ++w) {
-        a[2 * w] = byte_pair<C>(x.word[w]);
-        a[2 * w + 1] = byte_pair<C>(x.word[w] >> 8);
-        b[2 * w] = byte_pair<C>(y.word[w]);
-        b[2 * w + 1] = byte_pair<C>(y.word[w] >> 8);
+        a[2 * w] = low_bytes(biased(x.word[w]));
+        a[2 * w + 1] = high_bytes(biased(x.word[w]));
+        b[2 * w] = low_bytes(biased(y.word[w]));
+        b[2 * w + 1] = high_bytes(biased(y.word[w]));
+      }
+    } else if constexpr (C == Coding::kE4m3) {
+#pragma unroll
+      for (uint32_t w = 0; w < kBytes / 4; ++w) {
+        a[2 * w] = e4m3_pair(x.word[w]);
+        a[2 * w + 1] = e4m3_pair(x.word[w] >> 16);
+        b[2 * w] = e4m3_pair(y.word[w]);
+        b[2 * w + 1] = e4m3_pair(y.word[w] >> 16);
       }
     } else {
       const uint32_t first = (c * 4 + threadIdx.x % 4) * kChannels;
@@ -272,11 +259,9 @@ struct Values {
     return tile / (kRun / 2) * 8 * kRun + g * kRun + tile % (kRun / 2) * 2 + half;
   }
 
-  // acc[n] += V^T * P^T of columns 8n .. 8n+7, whose P^T fragments are p[n].
-  template <uint32_t kColumns>
-  __device__ static __forceinline__ void accumulate(const std::byte* values,
-                                                    const uint32_t (&p)[kColumns][2],
-                                                    float (&acc)[kColumns][kTiles][4]) {
+  // acc += V^T * P^T of eight columns, whose P^T fragments are p.
+  __device__ static __forceinline__ void accumulate(const std::byte* values, const uint32_t (&p)[2],
+                                                    float (&acc)[kTiles][4]) {
     const uint32_t g = threadIdx.x % kWarp / 4;
     const uint32_t j = threadIdx.x % 4;
     uint32_t scale[2] = {};
@@ -300,10 +285,8 @@ struct Values {
         pairs(t2.word[w], t3.word[w], scale[1], minimum[1], upper);
 #pragma unroll
         for (uint32_t i = 0; i < kPerWord; ++i)
-#pragma unroll
-          for (uint32_t n = 0; n < kColumns; ++n)
-            mma<kMath>(acc[n][(c * (kBytes / 4) + w) * kPerWord + i], lower[2 * i],
-                       lower[2 * i + 1], upper[2 * i], upper[2 * i + 1], p[n][0], p[n][1]);
+          mma<kMath>(acc[(c * (kBytes / 4) + w) * kPerWord + i], lower[2 * i], lower[2 * i + 1],
+                     upper[2 * i], upper[2 * i + 1], p[0], p[1]);
       }
     }
   }
@@ -326,16 +309,23 @@ struct Values {
   template <uint32_t kCount>
   __device__ static __forceinline__ void pairs(uint32_t x, uint32_t y, uint32_t scale,
                                                uint32_t minimum, uint32_t (&out)[kCount]) {
-    const uint32_t low = lower_halves(x, y);
-    const uint32_t high = upper_halves(x, y);
+    // Of 8-bit elements: x0 y0 x1 y1 and x2 y2 x3 y3.
+    constexpr bool kByByte = bits_of(C) == 8;
+    const uint32_t low = kByByte ? __byte_perm(x, y, 0x5140) : lower_halves(x, y);
+    const uint32_t high = kByByte ? __byte_perm(x, y, 0x7362) : upper_halves(x, y);
     if constexpr (C == Coding::kBf16) {
       out[0] = low;
       out[1] = high;
-    } else if constexpr (C == Coding::kInt8 || C == Coding::kE4m3) {
-      out[0] = byte_pair<C>(low);
-      out[1] = byte_pair<C>(low >> 8);
-      out[2] = byte_pair<C>(high);
-      out[3] = byte_pair<C>(high >> 8);
+    } else if constexpr (C == Coding::kInt8) {
+      out[0] = half_sub(low_bytes(biased(low)), kInt8BiasPair);
+      out[1] = half_sub(high_bytes(biased(low)), kInt8BiasPair);
+      out[2] = half_sub(low_bytes(biased(high)), kInt8BiasPair);
+      out[3] = half_sub(high_bytes(biased(high)), kInt8BiasPair);
+    } else if constexpr (C == Coding::kE4m3) {
+      out[0] = e4m3_pair(low);
+      out[1] = e4m3_pair(low >> 16);
+      out[2] = e4m3_pair(high);
+      out[3] = e4m3_pair(high >> 16);
     } else {
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) {

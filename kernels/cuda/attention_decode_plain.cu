@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) attention_decode_plain_kernel(c
   const uint32_t lane = threadIdx.x % kWarp;
   if (row >= args.step.rows) return;
   const int32_t sequence = args.step.row_sequence[row];
-  if (sequence < 0) return;
+  if (sequence < 0 || sequence >= static_cast<int32_t>(args.step.sequences)) return;
   const SequenceSlot slot = args.step.slots[sequence];
   const uint32_t position = slot.start + row - slot.first_row;
   const uint32_t head_dim = args.shape.head_dim;
@@ -141,7 +141,7 @@ cudaError_t attention_decode_plain(const DeviceStep& step, const DeviceKv& kv,
   constexpr float kLog2e = 1.44269504F;
   const Args args{step,
                   task.shape,
-                  LayerPages(kv, task.layer, const_cast<void*>(task.kept)),
+                  LayerPages(kv, task.layer, task.kept),
                   QkvColumns(task.shape.heads, task.shape.kv_heads, task.shape.head_dim),
                   task.qkv,
                   task.out,

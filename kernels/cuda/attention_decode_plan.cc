@@ -6,136 +6,214 @@ namespace tandem::cuda {
 namespace {
 
 constexpr uint32_t kTokens = kv::kBlockTokens;
-// Splits of contexts up to kLongContext, and how many a longer one may have before they grow. 256
-// keys of one head are 128 KiB in bf16, a few microseconds of one SM's share of an H200's memory;
-// one sequence of 8k on four KV heads still spreads over half of its SMs.
+// 256 keys of one head are 128 KiB in bf16: a few microseconds of one multiprocessor's share of an
+// H200's memory, against about one for what a unit costs besides.
 constexpr uint32_t kFewestPages = 16;
-constexpr uint32_t kMostSplits = 32;
+// Longer contexts have units enough, and twice the pages cost one sequence little and eight less.
+constexpr uint32_t kLongPages = 32;
 constexpr uint32_t kLongContext = 4096;
+// A block's walkers; cuts at their multiples give all of them the same number of pages.
+constexpr uint32_t kWalkers = 8;
+// What merges the splits of a head is one block.
+constexpr uint32_t kMostSplits = 32;
+constexpr uint32_t kFewestSplits = 8;
+// Units of one long sequence, so that it has the whole card (an H200 has 132 multiprocessors).
+constexpr uint32_t kUnitsOfOne = 128;
 // What a unit costs besides its pages, in pages: loading queries, merging warps.
 constexpr uint64_t kUnitPages = 4;
 
-uint32_t pages_of(uint32_t keys) { return (keys + kTokens - 1) / kTokens; }
+constexpr uint32_t divided_up(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
+constexpr uint32_t to_walkers(uint32_t pages) { return divided_up(pages, kWalkers) * kWalkers; }
+uint32_t pages_of(uint32_t keys) { return divided_up(keys, kTokens); }
+uint32_t tiles_of(const DecodeShape& shape) { return divided_up(shape.group(), kDecodeColumns); }
 
 bool read_exactly(const DecodeShape& shape) {
   return kv::KvLayout{1, 1, 2, shape.format}.needs_tail();
 }
 
-struct Cut {
-  uint32_t begin = 0;  // pages read as stored
-  uint32_t end = 0;
-  uint32_t split_pages = 0;
-  uint32_t first_split = 0;
-  uint32_t splits = 0;
-};
+uint32_t most_splits(const DecodeShape& shape) {
+  return std::clamp(kUnitsOfOne / shape.kv_heads, kFewestSplits, kMostSplits);
+}
 
-// Splits lie at fixed places whatever the window hides of them.
-Cut cut(const DecodeShape& shape, const SequenceSlot& slot) {
-  const uint32_t last = slot.start + slot.rows - 1;
+// Pages that a query reads as stored.
+struct Span {
+  uint32_t begin = 0;
+  uint32_t end = 0;
+};
+Span span_of(const DecodeShape& shape, const SequenceSlot& slot) {
   const uint32_t from =
       shape.window == 0 || slot.start < shape.window ? 0 : slot.start + 1 - shape.window;
-  Cut c;
-  c.begin = from / kTokens;
-  c.end = read_exactly(shape) ? last / kTokens : last / kTokens + 1;
-  c.split_pages = decode_split_pages(slot.start + slot.rows);
-  c.first_split = c.begin / c.split_pages;
-  const uint32_t end_split = (c.end + c.split_pages - 1) / c.split_pages;
-  // A sequence whose only page is its open one still has a unit, without stored pages.
-  c.splits = c.end > c.begin ? end_split - c.first_split : 1;
-  return c;
+  return {from / kTokens, slot.start / kTokens + (read_exactly(shape) ? 0 : 1)};
 }
 
-void add_units(const DecodeShape& shape, uint32_t index, const SequenceSlot& slot,
-               uint32_t tile_columns, DecodePlan& plan, uint32_t& partials, uint32_t& counters) {
-  const Cut c = cut(shape, slot);
-  const uint32_t columns = slot.rows * shape.group();
-  for (uint32_t head = 0; head < shape.kv_heads; ++head) {
-    for (uint32_t column = 0; column < columns; column += tile_columns) {
-      for (uint32_t s = 0; s < c.splits; ++s) {
-        DecodeUnit unit;
-        unit.slot = index;
-        unit.first_row = slot.first_row;
-        unit.rows = slot.rows;
-        unit.start = slot.start;
-        unit.kv_head = static_cast<uint16_t>(head);
-        unit.first_column = static_cast<uint16_t>(column);
-        const uint32_t at = (c.first_split + s) * c.split_pages;
-        unit.first_page = std::max(at, c.begin);
-        unit.blocks = slot.first_block + unit.first_page;
-        unit.pages = c.end > c.begin ? std::min(at + c.split_pages, c.end) - unit.first_page : 0;
-        unit.partial = partials;
-        unit.split = static_cast<uint16_t>(s);
-        unit.splits = static_cast<uint16_t>(c.splits);
-        unit.counter = counters;
-        unit.exact = read_exactly(shape) && s + 1 == c.splits ? 1 : 0;
-        plan.units.push_back(unit);
-      }
-      if (c.splits > 1) {
-        partials += c.splits;
-        ++counters;
-      }
+class Planner {
+ public:
+  Planner(const DecodeShape& shape, uint32_t blocks, DecodePlan& plan)
+      : shape_(shape), blocks_(blocks), plan_(plan) {}
+
+  void run(std::span<const SequenceSlot> slots) {
+    const bool few = slots.size() <= kDecodeFewSequences;
+    if (!few) count(slots);
+    for (uint32_t i = 0; i < slots.size(); ++i) {
+      if (slots[i].rows == 0) continue;
+      for (uint32_t head = 0; head < shape_.kv_heads; ++head)
+        for (uint32_t column = 0; column < shape_.group(); column += kDecodeColumns) {
+          DecodeUnit unit;
+          unit.slot = i;
+          unit.row = slots[i].first_row;
+          unit.start = slots[i].start;
+          unit.kv_head = static_cast<uint16_t>(head);
+          unit.first_column = static_cast<uint16_t>(column);
+          if (few)
+            cut_alone(slots[i], unit);
+          else
+            cut_evenly(slots[i], unit);
+          finish(slots[i]);
+        }
     }
+    if (few) share();
+    while (block_ + 1 <= blocks_)
+      plan_.ranges[++block_] = static_cast<uint32_t>(plan_.units.size());
   }
-}
 
-}  // namespace
+ private:
+  void add(const SequenceSlot& slot, DecodeUnit unit, uint32_t begin, uint32_t end) {
+    unit.first_page = begin;
+    unit.blocks = slot.first_block + begin;
+    unit.pages = end - begin;
+    plan_.units.push_back(unit);
+  }
 
-uint32_t decode_columns(const DecodeShape& shape, uint32_t max_rows) {
-  const uint32_t columns = std::max(max_rows, 1U) * shape.group();
-  // Accumulators of 32 columns of 128 channels, or 16 of 256, fill the registers.
-  const uint32_t most = shape.head_dim > 128 ? 16 : 32;
-  for (uint32_t tile = 8; tile < most; tile *= 2)
-    if (columns <= tile) return tile;
-  return most;
-}
+  // Splits lie at fixed places whatever the window hides of them. A sequence whose only page is its
+  // open one still has a unit, without stored pages.
+  void cut_alone(const SequenceSlot& slot, const DecodeUnit& unit) {
+    const Span span = span_of(shape_, slot);
+    const uint32_t split = decode_split_pages(shape_, slot.start + 1);
+    uint32_t at = span.begin;
+    do {
+      const uint32_t end = std::min((at / split + 1) * split, span.end);
+      add(slot, unit, at, std::max(at, end));
+      at = end;
+    } while (at < span.end);
+  }
 
-uint32_t decode_split_pages(uint32_t context) {
-  const uint32_t pages = pages_of(context);
-  uint32_t split = kFewestPages;
-  if (context <= kLongContext) return split;
-  split *= 2;
-  while (pages > split * kMostSplits) split *= 2;
-  return split;
-}
+  void count(std::span<const SequenceSlot> slots) {
+    for (const SequenceSlot& slot : slots) {
+      if (slot.rows == 0) continue;
+      const Span span = span_of(shape_, slot);
+      left_ += (span.end - span.begin + kUnitPages) * shape_.kv_heads * tiles_of(shape_);
+    }
+    share_ = left_ / blocks_;
+  }
+  // Consecutive pages to each block, cut where it has its share of what was left before it.
+  void cut_evenly(const SequenceSlot& slot, const DecodeUnit& unit) {
+    const Span span = span_of(shape_, slot);
+    const uint32_t fewest =
+        std::max(kFewestPages, to_walkers(divided_up(span.end - span.begin, kMostSplits)));
+    uint32_t at = span.begin;
+    do {
+      const uint32_t pages = span.end - at;
+      const bool last = block_ + 1 == blocks_;
+      const auto room =
+          static_cast<uint32_t>(share_ > used_ + kUnitPages ? share_ - used_ - kUnitPages : 0);
+      if (!last && used_ > 0 && room < std::min(pages, fewest) / 2) {
+        next_block();
+        continue;
+      }
+      const uint32_t nearest = (room + kWalkers / 2) / kWalkers * kWalkers;
+      const uint32_t take =
+          last || pages <= room + fewest / 2 ? pages : std::min(pages, std::max(fewest, nearest));
+      add(slot, unit, at, at + take);
+      at += take;
+      used_ += take + kUnitPages;
+      left_ -= take + (at == span.end ? kUnitPages : 0);
+    } while (at < span.end);
+  }
+  void next_block() {
+    plan_.ranges[++block_] = static_cast<uint32_t>(plan_.units.size());
+    share_ = left_ / (blocks_ - block_);
+    used_ = 0;
+  }
 
-DecodeLimits decode_limits(const DecodeShape& shape, uint32_t sequences, uint32_t rows,
-                           uint32_t max_context) {
-  const uint32_t tile = decode_columns(shape, rows);
-  const size_t groups = size_t{sequences} * shape.kv_heads *
-                        ((size_t{std::max(rows, 1U)} * shape.group() + tile - 1) / tile);
-  const uint32_t pages = std::max(pages_of(max_context), 1U);
-  const uint32_t splits =
-      max_context <= kLongContext ? (pages - 1) / kFewestPages + 1 : kMostSplits;
-  return {groups * splits, groups * splits, groups};
-}
-
-size_t decode_partial_bytes(const DecodeShape& shape, uint32_t max_rows, size_t partials) {
-  return partials * decode_columns(shape, max_rows) * (shape.head_dim + 2) * sizeof(float);
-}
-
-void plan_decode(const DecodeShape& shape, std::span<const SequenceSlot> slots, uint32_t max_rows,
-                 uint32_t blocks, DecodePlan& plan) {
-  plan.units.clear();
-  plan.ranges.assign(size_t{blocks} + 1, 0);
-  const uint32_t columns = decode_columns(shape, max_rows);
-  uint32_t partials = 0;
-  uint32_t counters = 0;
-  for (uint32_t i = 0; i < slots.size(); ++i)
-    if (slots[i].rows != 0) add_units(shape, i, slots[i], columns, plan, partials, counters);
+  // The units added since the last call are all splits of one head's columns.
+  void finish(const SequenceSlot& slot) {
+    const auto splits = static_cast<uint16_t>(plan_.units.size() - finished_);
+    for (uint16_t s = 0; s < splits; ++s) {
+      DecodeUnit& unit = plan_.units[finished_ + s];
+      unit.split = s;
+      unit.splits = splits;
+      unit.partial = partials_;
+      unit.counter = counters_;
+      unit.exact = read_exactly(shape_) && s + 1 == splits ? 1 + slot.tail : 0;
+    }
+    if (splits > 1) {
+      partials_ += splits;
+      ++counters_;
+    }
+    finished_ = plan_.units.size();
+  }
 
   // Consecutive units to each block, as equal in pages as they allow: a unit goes where its middle
   // lies.
-  uint64_t total = 0;
-  for (const DecodeUnit& unit : plan.units) total += unit.pages + kUnitPages;
-  uint64_t before = 0;
-  uint32_t block = 0;
-  for (uint32_t u = 0; u < plan.units.size(); ++u) {
-    const uint64_t cost = plan.units[u].pages + kUnitPages;
-    const auto at = static_cast<uint32_t>((2 * before + cost) * blocks / (2 * total));
-    while (block < std::min(at, blocks - 1)) plan.ranges[++block] = u;
-    before += cost;
+  void share() {
+    uint64_t total = 0;
+    for (const DecodeUnit& unit : plan_.units) total += unit.pages + kUnitPages;
+    uint64_t before = 0;
+    for (uint32_t u = 0; u < plan_.units.size(); ++u) {
+      const uint64_t cost = plan_.units[u].pages + kUnitPages;
+      const auto at = static_cast<uint32_t>((2 * before + cost) * blocks_ / (2 * total));
+      while (block_ < std::min(at, blocks_ - 1)) plan_.ranges[++block_] = u;
+      before += cost;
+    }
   }
-  while (block < blocks) plan.ranges[++block] = static_cast<uint32_t>(plan.units.size());
+
+  const DecodeShape& shape_;
+  uint32_t blocks_;
+  DecodePlan& plan_;
+  uint32_t block_ = 0;  // whose units are being added; its range begins at ranges[block_]
+  size_t finished_ = 0;
+  uint32_t partials_ = 0;
+  uint32_t counters_ = 0;
+  // cut_evenly(), in pages:
+  uint64_t left_ = 0;   // what was not given out yet
+  uint64_t share_ = 0;  // of the block
+  uint64_t used_ = 0;   // of it
+};
+
+}  // namespace
+
+uint32_t decode_split_pages(const DecodeShape& shape, uint32_t context) {
+  const uint32_t split = to_walkers(divided_up(pages_of(context), most_splits(shape)));
+  return std::max(context > kLongContext ? kLongPages : kFewestPages, split);
+}
+
+uint32_t decode_blocks(uint32_t sequences, uint32_t multiprocessors) {
+  // Up to four rows, one block leaves room for the projections before and behind it.
+  constexpr uint32_t kOneBlock = 4;
+  return sequences > kOneBlock ? 2 * multiprocessors : multiprocessors;
+}
+
+DecodeLimits decode_limits(const DecodeShape& shape, uint32_t sequences, uint32_t blocks,
+                           uint32_t max_context) {
+  const size_t columns = size_t{shape.kv_heads} * tiles_of(shape);
+  const uint32_t pages = std::max(pages_of(max_context), 1U);
+  // A window may lie across one cut more than its length says.
+  const size_t splits = std::min(divided_up(pages, kFewestPages), most_splits(shape)) + size_t{1};
+  const size_t few = std::min(sequences, kDecodeFewSequences) * columns * splits;
+  const size_t many = sequences > kDecodeFewSequences ? sequences * columns + blocks : 0;
+  const size_t units = std::max(few, many);
+  return {units, units, sequences * columns};
+}
+
+size_t decode_partial_bytes(const DecodeShape& shape, size_t partials) {
+  return partials * kDecodeColumns * (shape.head_dim + 2) * sizeof(float);
+}
+
+void plan_decode(const DecodeShape& shape, std::span<const SequenceSlot> slots, uint32_t blocks,
+                 DecodePlan& plan) {
+  plan.units.clear();
+  plan.ranges.assign(size_t{blocks} + 1, 0);
+  Planner(shape, blocks, plan).run(slots);
 }
 
 }  // namespace tandem::cuda

@@ -234,20 +234,24 @@ __device__ __forceinline__ uint32_t fit_run(float (&x)[kRun], Grid& grid) {
   return levels;
 }
 
+// Where one token's row lies in a section, or what is to be copied there.
+struct RowPlace {
+  std::byte* elements = nullptr;
+  uint16_t* scales = nullptr;  // one, or one a group
+  uint16_t* minima = nullptr;  // kFourBitRows
+};
+
 // Channels c .. c+7 of one token of a V section, head_dim a multiple of kV4Group. Lanes that are
 // only there for their neighbours' sake do not `write`.
-__device__ __forceinline__ void store_v4_run(float (&x)[kRun], uint32_t head_dim, uint32_t token,
-                                             uint32_t c, bool write, std::byte* section) {
+__device__ __forceinline__ void store_v4_run(float (&x)[kRun], uint32_t c, bool write,
+                                             const RowPlace& to) {
   Grid grid;
   const uint32_t levels = fit_run<kv::kV4Group / kRun>(x, grid);
   if (!write) return;
-  *reinterpret_cast<uint32_t*>(section + (token * head_dim + c) / 2) = levels;
+  *reinterpret_cast<uint32_t*>(to.elements + c / 2) = levels;
   if (c % kv::kV4Group != 0) return;
-  const uint32_t groups = head_dim / kv::kV4Group;
-  auto* scales = reinterpret_cast<uint16_t*>(section + kPageTokens * head_dim / 2) +
-                 token * groups + c / kv::kV4Group;
-  scales[0] = grid.scale;
-  scales[kPageTokens * groups] = grid.minimum;
+  to.scales[c / kv::kV4Group] = grid.scale;
+  to.minima[c / kv::kV4Group] = grid.minimum;
 }
 
 template <typename Bytes>
@@ -266,80 +270,96 @@ __device__ void warp_store_bytes(uint32_t n, std::byte* to, const Bytes& byte_at
 
 // int8 and fp8 rows: `top` is the largest magnitude of an element.
 template <typename Level>
-__device__ void warp_encode_scaled_row(const float* row, uint32_t head_dim, uint32_t token,
-                                       std::byte* section, float top, const Level& level) {
+__device__ void warp_encode_scaled_row(const float* row, uint32_t head_dim, const RowPlace& to,
+                                       float top, const Level& level) {
   const uint32_t lane = threadIdx.x % kWarp;
   float amplitude = 0.0F;
   for (uint32_t c = lane; c < head_dim; c += kWarp)
     amplitude = fmaxf(amplitude, fabsf(kv_clean(row[c])));
   amplitude = warp_max(amplitude);
-  std::byte* elements = section + token * head_dim;
-  auto* scale = reinterpret_cast<uint16_t*>(section + kPageTokens * head_dim) + token;
   if (amplitude < kv::kMinAmplitude) {
-    warp_store_bytes(head_dim, elements, [](uint32_t) { return uint8_t{0}; });
-    if (lane == 0) *scale = 0;
+    warp_store_bytes(head_dim, to.elements, [](uint32_t) { return uint8_t{0}; });
+    if (lane == 0) *to.scales = 0;
     return;
   }
   uint16_t h = half_bits(__fmul_rn(amplitude, __frcp_rn(top)));
   if (__fmul_rn(half_value(h), top) < amplitude) ++h;
   const float inverse = __frcp_rn(half_value(h));
-  warp_store_bytes(head_dim, elements,
+  warp_store_bytes(head_dim, to.elements,
                    [&](uint32_t c) { return level(__fmul_rn(kv_clean(row[c]), inverse)); });
-  if (lane == 0) *scale = h;
+  if (lane == 0) *to.scales = h;
 }
 
-__device__ inline void warp_encode_v4_row(const float* row, uint32_t head_dim, uint32_t token,
-                                          std::byte* section) {
+__device__ inline void warp_encode_v4_row(const float* row, uint32_t head_dim, const RowPlace& to) {
   const uint32_t lane = threadIdx.x % kWarp;
   if (head_dim % kv::kV4Group == 0) {
     const uint32_t c = min(lane * kRun, head_dim - kRun);
     float x[kRun];
 #pragma unroll
     for (uint32_t i = 0; i < kRun; ++i) x[i] = row[c + i];
-    return store_v4_run(x, head_dim, token, c, lane * kRun < head_dim, section);
+    return store_v4_run(x, c, lane * kRun < head_dim, to);
   }
   const uint32_t groups = kv::v4_groups(head_dim);
-  std::byte* nibbles = section + token * (head_dim / 2);
-  auto* scales = reinterpret_cast<uint16_t*>(section + kPageTokens * (head_dim / 2));
-  uint16_t* minima = scales + kPageTokens * groups;
   for (uint32_t g = 0; g < groups; ++g) {
     const uint32_t first = g * kv::kV4Group;
     const uint32_t n = min(kv::kV4Group, head_dim - first);
     Grid grid;
     const uint32_t level = warp_fit_group(lane < n ? kv_clean(row[first + lane]) : 0.0F, n, grid);
     const uint32_t byte = level | __shfl_down_sync(kAllLanes, level, 1) << 4;
-    if (lane % 2 == 0 && lane < n) nibbles[(first + lane) / 2] = static_cast<std::byte>(byte);
+    if (lane % 2 == 0 && lane < n) to.elements[(first + lane) / 2] = static_cast<std::byte>(byte);
     if (lane == 0) {
-      scales[token * groups + g] = grid.scale;
-      minima[token * groups + g] = grid.minimum;
+      to.scales[g] = grid.scale;
+      to.minima[g] = grid.minimum;
     }
   }
 }
 
-// Encodes row[head_dim] (shared memory) as token `token` of a section; not kFourBitChannels.
 template <Coding C>
-__device__ void warp_encode_row(const float* row, uint32_t head_dim, uint32_t token,
-                                std::byte* section) {
+__device__ RowPlace row_place(std::byte* section, uint32_t head_dim, uint32_t token) {
+  static_assert(C != Coding::kFourBitChannels);
+  if constexpr (C == Coding::kF32) {
+    return {section + token * head_dim * sizeof(float)};
+  } else if constexpr (C == Coding::kBf16) {
+    return {section + token * head_dim * sizeof(Bf16)};
+  } else if constexpr (C == Coding::kFourBitRows) {
+    const uint32_t groups = (head_dim + kv::kV4Group - 1) / kv::kV4Group;
+    auto* scales = reinterpret_cast<uint16_t*>(section + kPageTokens * (head_dim / 2));
+    return {section + token * (head_dim / 2), scales + token * groups,
+            scales + (kPageTokens + token) * groups};
+  } else {
+    return {section + token * head_dim,
+            reinterpret_cast<uint16_t*>(section + kPageTokens * head_dim) + token};
+  }
+}
+
+// Encodes row[head_dim] (shared memory) as one token's; not kFourBitChannels.
+template <Coding C>
+__device__ void warp_encode_row(const float* row, uint32_t head_dim, const RowPlace& place) {
   const uint32_t lane = threadIdx.x % kWarp;
   static_assert(C != Coding::kFourBitChannels);
   if constexpr (C == Coding::kF32) {
-    auto* to = reinterpret_cast<float*>(section) + token * head_dim;
+    auto* to = reinterpret_cast<float*>(place.elements);
     for (uint32_t c = lane; c < head_dim; c += kWarp) to[c] = row[c];
   } else if constexpr (C == Coding::kBf16) {
-    auto* to = reinterpret_cast<uint32_t*>(section) + token * (head_dim / 2);
+    auto* to = reinterpret_cast<uint32_t*>(place.elements);
     for (uint32_t c = lane; c < head_dim / 2; c += kWarp)
       to[c] = uint32_t{bf16_bits(row[2 * c])} | uint32_t{bf16_bits(row[2 * c + 1])} << 16;
   } else if constexpr (C == Coding::kInt8) {
-    warp_encode_scaled_row(row, head_dim, token, section, 127.0F, [](float x) {
+    warp_encode_scaled_row(row, head_dim, place, 127.0F, [](float x) {
       return static_cast<uint8_t>(static_cast<int8_t>(clamp_level(x, -127.0F, 127.0F)));
     });
   } else if constexpr (C == Coding::kE4m3) {
-    warp_encode_scaled_row(row, head_dim, token, section, kv::kMaxE4m3, [](float x) {
+    warp_encode_scaled_row(row, head_dim, place, kv::kMaxE4m3, [](float x) {
       return static_cast<uint8_t>(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3));
     });
   } else {
-    warp_encode_v4_row(row, head_dim, token, section);
+    warp_encode_v4_row(row, head_dim, place);
   }
+}
+template <Coding C>
+__device__ void warp_encode_row(const float* row, uint32_t head_dim, uint32_t token,
+                                std::byte* section) {
+  warp_encode_row<C>(row, head_dim, row_place<C>(section, head_dim, token));
 }
 
 // Encodes 16 rows (shared memory, `stride` floats apart) as kFourBitChannels. Called by the whole

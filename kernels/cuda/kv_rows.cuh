@@ -25,6 +25,31 @@ __device__ inline void warp_store_row(const float* from, uint32_t head_dim, Bf16
   }
 }
 
+// Norm (unless null) and rotation of one head's row. Several kernels do this, and their bits must
+// be the same: every fused multiply-add is spelled.
+__device__ inline void warp_rotate(float* x, uint32_t head_dim, const float* norm, float eps,
+                                   const DeviceRope& rope, uint32_t position) {
+  const uint32_t lane = threadIdx.x % kWarp;
+  if (norm != nullptr) {
+    float squares = 0.0F;
+    for (uint32_t c = lane; c < head_dim; c += kWarp) squares = __fmaf_rn(x[c], x[c], squares);
+    const float mean = __fdiv_rn(warp_sum(squares), static_cast<float>(head_dim));
+    const float inverse = __fdiv_rn(1.0F, __fsqrt_rn(__fadd_rn(mean, eps)));
+    for (uint32_t c = lane; c < head_dim; c += kWarp)
+      x[c] = __fmul_rn(__fmul_rn(x[c], inverse), norm[c]);
+    __syncwarp();
+  }
+  const uint32_t half = rope.rotary_dim / 2;
+  for (uint32_t i = lane; i < half; i += kWarp) {
+    const float2 cs = rope.cos_sin[uint64_t{position} * half + i];
+    const float a = x[i];
+    const float b = x[i + half];
+    x[i] = __fmaf_rn(a, cs.x, -__fmul_rn(b, cs.y));
+    x[i + half] = __fmaf_rn(b, cs.x, __fmul_rn(a, cs.y));
+  }
+  __syncwarp();
+}
+
 struct HeadRows {
   QkvColumns columns;
   Bf16* qkv;
@@ -35,26 +60,8 @@ struct HeadRows {
 
   __device__ Bf16* row(uint32_t r) const { return qkv + uint64_t{r} * columns.row; }
 
-  // Norm (unless null) and rotation of one head's row.
   __device__ void warp_rotate(float* x, const float* norm, uint32_t position) const {
-    const uint32_t lane = threadIdx.x % kWarp;
-    if (norm != nullptr) {
-      float squares = 0.0F;
-      for (uint32_t c = lane; c < columns.head_dim; c += kWarp) squares += x[c] * x[c];
-      const float mean = warp_sum(squares) / static_cast<float>(columns.head_dim);
-      const float inverse = 1.0F / sqrtf(mean + norm_eps);
-      for (uint32_t c = lane; c < columns.head_dim; c += kWarp) x[c] = x[c] * inverse * norm[c];
-      __syncwarp();
-    }
-    const uint32_t half = rope.rotary_dim / 2;
-    for (uint32_t i = lane; i < half; i += kWarp) {
-      const float2 cs = rope.cos_sin[uint64_t{position} * half + i];
-      const float a = x[i];
-      const float b = x[i + half];
-      x[i] = a * cs.x - b * cs.y;
-      x[i + half] = b * cs.x + a * cs.y;
-    }
-    __syncwarp();
+    cuda::warp_rotate(x, columns.head_dim, norm, norm_eps, rope, position);
   }
 };
 

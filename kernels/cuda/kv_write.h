@@ -21,6 +21,7 @@ namespace tandem::cuda {
 struct KvWrite {
   uint32_t layer = 0;
   uint32_t heads = 0;             // query heads; the others are those of the layout
+  uint32_t first_sequence = 0;    // slots before it, and their rows, are left alone
   DeviceRope rope;                // rotary_dim 0: none
   const float* q_norm = nullptr;  // [head_dim], RMS norm of each head before RoPE; null: none
   const float* k_norm = nullptr;

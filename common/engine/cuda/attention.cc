@@ -6,7 +6,6 @@
 
 #include "common/cuda/cuda_status.h"
 #include "kernels/cuda/kv_gather.h"
-#include "kernels/cuda/kv_write.h"
 
 namespace tandem::engine {
 
@@ -38,6 +37,10 @@ Status CudaAttention::prepare(const AttentionLimits& limits) {
   return {};
 }
 
+uint32_t CudaAttention::decode_blocks() const {
+  return cuda::decode_blocks(decoding_, limits_.blocks);
+}
+
 Status CudaAttention::begin(std::span<const cuda::SequenceSlot> slots, uint32_t decoding,
                             const cuda::DeviceStep& step) {
   step_ = step;
@@ -50,16 +53,15 @@ Status CudaAttention::begin(std::span<const cuda::SequenceSlot> slots, uint32_t 
 
 Status CudaAttention::plan_decode(std::span<const cuda::SequenceSlot> slots) {
   for (WindowPlan& plan : windows_) {
-    cuda::plan_decode(decode_shape(limits_, plan.window), slots, 1, limits_.blocks, scratch_plan_);
-    const size_t unit_bytes = scratch_plan_.units.size() * sizeof(cuda::DecodeUnit);
-    if (unit_bytes > layout_.ranges_at)
+    cuda::plan_decode(decode_shape(limits_, plan.window), slots, decode_blocks(), scratch_plan_);
+    if (scratch_plan_.units.size() > layout_.units)
       return fail(ErrorCode::kInternal, "a decode plan is larger than its limits");
-    std::memcpy(plan.host.data(), scratch_plan_.units.data(), unit_bytes);
-    TANDEM_TRY(cuda::copy_to_device(plan.device, plan.host.data(), unit_bytes, stream_));
-    const size_t range_bytes = scratch_plan_.ranges.size() * sizeof(uint32_t);
-    std::memcpy(plan.host.data() + layout_.ranges_at, scratch_plan_.ranges.data(), range_bytes);
-    TANDEM_TRY(cuda::copy_to_device(plan.device + layout_.ranges_at,
-                                    plan.host.data() + layout_.ranges_at, range_bytes, stream_));
+    const size_t unit_bytes = scratch_plan_.units.size() * sizeof(cuda::DecodeUnit);
+    std::memcpy(plan.host.data(), scratch_plan_.ranges.data(),
+                scratch_plan_.ranges.size() * sizeof(uint32_t));
+    std::memcpy(plan.host.data() + layout_.units_at, scratch_plan_.units.data(), unit_bytes);
+    TANDEM_TRY(cuda::copy_to_device(plan.device, plan.host.data(), layout_.units_at + unit_bytes,
+                                    stream_));
   }
   return {};
 }
@@ -99,6 +101,14 @@ Status CudaAttention::plan_prefill(std::span<const cuda::SequenceSlot> slots, ui
                               layout_.tiles_at + tile * sizeof(cuda::PrefillTile), stream_);
 }
 
+Status CudaAttention::write(const cuda::DeviceKv& kv, const cuda::KvWrite& task) {
+  written_ = task;
+  written_.kept = kept_;
+  written_.first_sequence = decoding_;
+  TANDEM_CUDA_TRY(cuda::kv_write(step_, kv, written_, stream_.get()));
+  return {};
+}
+
 Status CudaAttention::run(uint32_t layer, const AttentionShape& shape, const cuda::DeviceKv& kv,
                           Activation qkv, Activation out) {
   if (decoding_ > 0) TANDEM_TRY(run_decode(layer, shape, kv, qkv, out));
@@ -118,12 +128,16 @@ Status CudaAttention::run_decode(uint32_t layer, const AttentionShape& shape,
   task.shape = decode_shape(limits_, shape.window);
   task.layer = layer;
   task.scale = shape.scale;
-  task.qkv = static_cast<const Bf16*>(qkv.data);
+  task.rope = written_.rope;
+  task.q_norm = written_.q_norm;
+  task.k_norm = written_.k_norm;
+  task.norm_eps = written_.norm_eps;
+  task.qkv = static_cast<Bf16*>(qkv.data);
   task.kept = kept_;
   task.out = static_cast<Bf16*>(out.data);
-  task.units = reinterpret_cast<const cuda::DecodeUnit*>(plan->device);
-  task.ranges = reinterpret_cast<const uint32_t*>(plan->device + layout_.ranges_at);
-  task.blocks = limits_.blocks;
+  task.units = reinterpret_cast<const cuda::DecodeUnit*>(plan->device + layout_.units_at);
+  task.ranges = reinterpret_cast<const uint32_t*>(plan->device);
+  task.blocks = decode_blocks();
   task.partials = partials_;
   task.counters = counters_;
   TANDEM_CUDA_TRY(cuda::attention_decode(step, kv, task, stream_.get()));

@@ -11,26 +11,30 @@
 #include "common/engine/cuda/attention_layout.h"
 #include "common/engine/cuda/step_area.h"
 #include "common/engine/ops.h"
+#include "kernels/cuda/kv_write.h"
 #include "kernels/cuda/step.h"
 
 namespace tandem::engine {
 
-// Attention of a step: sequences with one row read their pages where they are; keys and values of
-// those with more are gathered into a workspace, as many sequences at a time as fit, for dense
-// attention. Plans are made on the host once a step and lie at fixed addresses, so that a recorded
-// step reads the next one's. Device thread; enqueues.
+// Keys, values and attention of a step: sequences with one row have both in one kernel, which reads
+// their pages where they are; keys and values of those with more are written first and gathered
+// into a workspace, as many sequences at a time as fit, for dense attention. Plans are made on the
+// host once a step and lie at fixed addresses, so that a recorded step reads the next one's. Device
+// thread; enqueues.
 class CudaAttention {
  public:
   CudaAttention(DeviceArena& arena, const cuda::Stream& stream) : arena_(arena), stream_(stream) {}
 
   [[nodiscard]] Status prepare(const AttentionLimits& limits);
-  // Rows of open pages that a step overwrites: for kv_write too.
-  [[nodiscard]] void* kept() const { return kept_; }
-
   // A new step: plans it and enqueues the plans' upload. Of `slots` (host), the first `decoding`
   // have one row or are padding. `step` describes them to the device.
   [[nodiscard]] Status begin(std::span<const cuda::SequenceSlot> slots, uint32_t decoding,
                              const cuda::DeviceStep& step);
+  // Norms, RoPE and the KV of a layer (`task` without `kept`): at once for sequences with more than
+  // one row, for the others by the run() that follows.
+  [[nodiscard]] Status write(const cuda::DeviceKv& kv, const cuda::KvWrite& task);
+  // Whether the step's KV is complete after run() only, not after write().
+  [[nodiscard]] bool run_writes() const { return decoding_ > 0; }
   [[nodiscard]] Status run(uint32_t layer, const AttentionShape& shape, const cuda::DeviceKv& kv,
                            Activation qkv, Activation out);
 
@@ -38,7 +42,7 @@ class CudaAttention {
   // One window's decode plan on host and device.
   struct WindowPlan {
     uint32_t window = 0;
-    cuda::PinnedBuffer host;  // units, then ranges; the device's lie alike
+    cuda::PinnedBuffer host;  // ranges, then units; the device's lie alike
     std::byte* device = nullptr;
   };
   // Sequences whose keys and values are in the workspace together.
@@ -52,6 +56,7 @@ class CudaAttention {
   };
 
   [[nodiscard]] Status plan_decode(std::span<const cuda::SequenceSlot> slots);
+  [[nodiscard]] uint32_t decode_blocks() const;
   [[nodiscard]] Status plan_prefill(std::span<const cuda::SequenceSlot> slots, uint32_t first);
   [[nodiscard]] Status run_decode(uint32_t layer, const AttentionShape& shape,
                                   const cuda::DeviceKv& kv, Activation qkv, Activation out);
@@ -65,6 +70,7 @@ class CudaAttention {
 
   cuda::DeviceStep step_;
   uint32_t decoding_ = 0;
+  cuda::KvWrite written_;  // what write() was told of the layer
   std::vector<Group> groups_;
 
   std::vector<WindowPlan> windows_;

@@ -29,17 +29,19 @@ AttentionLayout::AttentionLayout(const AttentionLimits& limits) {
     bytes += (size + kAlign - 1) / kAlign * kAlign;
     return at;
   };
+  const uint32_t blocks = cuda::decode_blocks(limits.max_sequences, limits.blocks);
   size_t partial_bytes = 0;
   size_t decode_counters = 0;
   for (const uint32_t window : limits.windows) {
     const cuda::DecodeShape shape = decode_shape(limits, window);
     const cuda::DecodeLimits most =
-        cuda::decode_limits(shape, limits.max_sequences, 1, limits.max_context);
-    partial_bytes = std::max(partial_bytes, cuda::decode_partial_bytes(shape, 1, most.partials));
+        cuda::decode_limits(shape, limits.max_sequences, blocks, limits.max_context);
+    partial_bytes = std::max(partial_bytes, cuda::decode_partial_bytes(shape, most.partials));
     decode_counters = std::max(decode_counters, most.counters);
-    ranges_at = std::max(ranges_at, most.units * sizeof(cuda::DecodeUnit));
+    units = std::max(units, most.units);
   }
-  plan_bytes = ranges_at + (limits.blocks + 1) * sizeof(uint32_t);
+  units_at = ((blocks + 1) * sizeof(uint32_t) + 15) / 16 * 16;
+  plan_bytes = units_at + units * sizeof(cuda::DecodeUnit);
   for (size_t i = 0; i < limits.windows.size(); ++i) plans.push_back(place(plan_bytes));
   partials = place(partial_bytes);
   counter_bytes = (kPrefillCounters + decode_counters) * sizeof(uint32_t);

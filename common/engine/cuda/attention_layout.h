@@ -18,7 +18,7 @@ struct AttentionLimits {
   uint32_t max_rows = 0;
   uint32_t max_context = 0;
   uint32_t max_sequences = 0;  // of a step
-  uint32_t blocks = 0;         // that run at once: the card's multiprocessors
+  uint32_t blocks = 0;         // the card's multiprocessors
   size_t l2_bytes = 0;
 };
 
@@ -31,9 +31,10 @@ struct AttentionLayout {
   AttentionLayout() = default;
   explicit AttentionLayout(const AttentionLimits& limits);
 
-  // A decode plan: units, then ranges; one for each window.
+  // A decode plan: ranges, then units; one for each window.
   size_t plan_bytes = 0;
-  size_t ranges_at = 0;       // within a plan
+  size_t units_at = 0;        // within a plan
+  size_t units = 0;           // at most
   std::vector<size_t> plans;  // in the order of AttentionLimits::windows
   size_t partials = 0;
   size_t counters = 0;  // the prefill kernel's two first, zeroed at start

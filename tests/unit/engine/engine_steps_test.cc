@@ -351,6 +351,55 @@ TEST_P(EngineInvariance, BatchCompanyDoesNotMatter) {
   EXPECT_EQ(std::vector<TokenId>(all.begin() + 21, all.end()), *alone);
 }
 
+// One sequence decodes in a step in which another's prompt goes on, with a hook that waits for
+// both.
+TEST_P(EngineInvariance, ADecodingRowAndAPromptShareAStep) {
+  const auto h = start("llama_llama3_sharded");
+  ASSERT_NE(h, nullptr);
+  const auto mine = random_tokens(38, 31);
+  const auto theirs = random_tokens(61, 32);
+  const auto my_logits = h->logits(mine, 80, 0);
+  const auto their_logits = h->logits(theirs, 80, 0);
+  ASSERT_TRUE(my_logits && their_logits);
+  const auto row_of = [&](const std::vector<TokenId>& tokens, uint32_t sequence, size_t from,
+                          size_t rows) {
+    SequenceInput in;
+    in.tokens = std::span(tokens).subspan(from, rows);
+    in.start = static_cast<uint32_t>(from);
+    in.blocks = h->blocks(sequence);
+    in.tail = sequence;
+    in.output = StepOutput::kLogits;
+    return in;
+  };
+  const SequenceInput before[] = {row_of(mine, 1, 0, 30), row_of(theirs, 2, 0, 1)};
+  ASSERT_TRUE(h->engine().step(before, h->pages()));
+  std::vector<float> got;
+  std::vector<float> their_got;
+  size_t at = 1;
+  for (size_t i = 30; i < mine.size(); ++i) {
+    const size_t rows = i + 1 == mine.size() ? theirs.size() - at : 2 + i % 5;
+    const SequenceInput both[] = {row_of(theirs, 2, at, rows), row_of(mine, 1, i, 1)};
+    std::vector<uint32_t> layers;
+    const auto out =
+        h->engine().step(both, h->pages(), [&](uint32_t layer) { layers.push_back(layer); });
+    ASSERT_TRUE(out) << out.error().to_string();
+    EXPECT_EQ(layers.size(), h->engine().config().layers);
+    their_got.insert(their_got.end(), (*out)[0].logits.begin(), (*out)[0].logits.end());
+    got.insert(got.end(), (*out)[1].logits.begin(), (*out)[1].logits.end());
+    at += rows;
+  }
+  const auto expect_last = [&](const std::vector<float>& ours, const std::vector<float>& all) {
+    ASSERT_LE(ours.size(), all.size());
+    const std::vector<float> want(all.end() - static_cast<std::ptrdiff_t>(ours.size()), all.end());
+    if (GetParam().backend.chunk_tolerance == 0)
+      EXPECT_EQ(ours, want);
+    else
+      EXPECT_LT(distance(ours, want), GetParam().chunk_tolerance());
+  };
+  expect_last(got, *my_logits);
+  expect_last(their_got, *their_logits);
+}
+
 TEST_P(EngineInvariance, QuantizedPagesStayCloseToExactOnes) {
   // Random weights punish four-bit KV far more than a trained model does; this only catches
   // nonsense.

@@ -10,17 +10,18 @@
 namespace tandem::cuda {
 namespace {
 
-SequenceSlot slot(uint32_t start, uint32_t rows) {
+SequenceSlot slot(uint32_t start, uint32_t rows = 1) {
   SequenceSlot s;
   s.start = start;
   s.rows = rows;
+  s.tail = start % 7;
   return s;
 }
 
 DecodePlan planned(const DecodeShape& shape, const std::vector<SequenceSlot>& slots,
-                   uint32_t max_rows, uint32_t blocks) {
+                   uint32_t blocks) {
   DecodePlan plan;
-  plan_decode(shape, slots, max_rows, blocks, plan);
+  plan_decode(shape, slots, blocks, plan);
   return plan;
 }
 
@@ -29,119 +30,186 @@ auto work(const DecodeUnit& u) {
   return std::tuple(u.kv_head, u.first_column, u.first_page, u.pages, u.split, u.splits, u.exact);
 }
 
-TEST(DecodePlan, CoversEveryPageOfEveryColumnOnce) {
-  for (const kv::KvFormat format : {kv::KvFormat::kBf16, kv::KvFormat::kInt4}) {
-    for (const uint32_t window : {0U, 100U, 5000U}) {
-      const DecodeShape shape{14, 2, 128, window, format};
-      const std::vector<SequenceSlot> slots = {slot(0, 1), slot(15, 2),    slot(4096, 1),
-                                               slot(0, 0), slot(70000, 3), slot(255, 16),
-                                               slot(16, 1)};
-      const DecodePlan plan = planned(shape, slots, 16, 132);
-      for (uint32_t s = 0; s < slots.size(); ++s) {
-        const uint32_t last = slots[s].rows == 0 ? 0 : slots[s].start + slots[s].rows - 1;
-        const uint32_t from =
-            window == 0 || slots[s].start < window ? 0 : slots[s].start + 1 - window;
-        const uint32_t end = format == kv::KvFormat::kInt4 ? last / 16 : last / 16 + 1;
-        for (uint32_t head = 0; head < 2; ++head)
-          for (uint32_t column = 0; column < slots[s].rows * 7; column += 32) {
-            uint32_t next = from / 16;
-            uint32_t split = 0;
-            uint32_t exact = 0;
-            for (const DecodeUnit& u : plan.units) {
-              if (u.slot != s || u.kv_head != head || u.first_column != column) continue;
-              EXPECT_EQ(u.split, split++);
-              if (u.pages > 0) {
-                EXPECT_EQ(u.first_page, next);
-              }
-              next += u.pages;
-              exact += u.exact;
-              if (u.exact != 0) {
-                EXPECT_EQ(u.split + 1, u.splits);
-              }
-            }
-            EXPECT_EQ(next, std::max(end, from / 16)) << "slot " << s;
-            EXPECT_EQ(exact, format == kv::KvFormat::kInt4 ? 1U : 0U);
-          }
-      }
-      EXPECT_TRUE(std::ranges::none_of(plan.units, [](const auto& u) { return u.slot == 3; }));
+const std::vector<SequenceSlot> kFew = {slot(0),     slot(15),  slot(4096), slot(0, 0),
+                                        slot(70000), slot(255), slot(16)};
+// More than kDecodeFewSequences.
+std::vector<SequenceSlot> many() {
+  std::vector<SequenceSlot> slots = kFew;
+  for (uint32_t i = 0; i < 14; ++i) slots.push_back(slot(i * i * 37));
+  return slots;
+}
+
+// The units of one head's columns of a sequence, which read every page a query sees once.
+void expect_covered(const DecodeShape& shape, const DecodePlan& plan, const SequenceSlot& slot,
+                    uint32_t index, uint32_t head, uint32_t column) {
+  const bool exact_last = shape.format == kv::KvFormat::kInt4;
+  const uint32_t from =
+      shape.window == 0 || slot.start < shape.window ? 0 : slot.start + 1 - shape.window;
+  const uint32_t end = exact_last ? slot.start / 16 : slot.start / 16 + 1;
+  uint32_t next = from / 16;
+  uint32_t split = 0;
+  uint32_t exact = 0;
+  for (const DecodeUnit& u : plan.units) {
+    if (u.slot != index || u.kv_head != head || u.first_column != column) continue;
+    EXPECT_EQ(u.split, split++);
+    if (u.pages > 0) {
+      EXPECT_EQ(u.first_page, next);
+    }
+    next += u.pages;
+    if (u.exact != 0) {
+      ++exact;
+      EXPECT_EQ(u.exact, 1 + slot.tail);
+      EXPECT_EQ(u.split + 1, u.splits);
     }
   }
+  EXPECT_GE(split, slot.rows);
+  EXPECT_LE(split, 33u);
+  EXPECT_EQ(next, slot.rows == 0 ? from / 16 : std::max(end, from / 16)) << "slot " << index;
+  EXPECT_EQ(exact, slot.rows != 0 && exact_last ? 1u : 0u);
+}
+
+TEST(DecodePlan, CoversEveryPageOfEveryColumnOnce) {
+  for (const kv::KvFormat format : {kv::KvFormat::kBf16, kv::KvFormat::kInt4})
+    for (const uint32_t window : {0U, 100U, 5000U})
+      for (const uint32_t blocks : {5U, 132U, 264U})
+        for (const auto& slots : {kFew, many()}) {
+          const DecodeShape shape{24, 2, 128, window, format};
+          const DecodePlan plan = planned(shape, slots, blocks);
+          EXPECT_EQ(plan.ranges.size(), blocks + 1);
+          EXPECT_EQ(plan.ranges.front(), 0u);
+          EXPECT_EQ(plan.ranges.back(), plan.units.size());
+          EXPECT_TRUE(std::ranges::is_sorted(plan.ranges));
+          for (uint32_t s = 0; s < slots.size(); ++s)
+            for (const uint32_t head : {0U, 1U})
+              for (const uint32_t column : {0U, 8U})
+                expect_covered(shape, plan, slots[s], s, head, column);
+          EXPECT_TRUE(std::ranges::none_of(plan.units, [](const auto& u) { return u.slot == 3; }));
+          const DecodeLimits limits =
+              decode_limits(shape, static_cast<uint32_t>(slots.size()), blocks, 70001);
+          EXPECT_LE(plan.units.size(), limits.units);
+        }
 }
 
 TEST(DecodePlan, GivesEverySplitItsOwnResultAndColumnsTheirOwnCounter) {
   const DecodeShape shape{28, 4, 128, 0, kv::KvFormat::kBf16};
-  const std::vector<SequenceSlot> slots = {slot(5000, 8), slot(100, 1), slot(9000, 2)};
-  const DecodePlan plan = planned(shape, slots, 8, 132);
-  const DecodeLimits limits = decode_limits(shape, 3, 8, 9002);
-  EXPECT_LE(plan.units.size(), limits.units);
-  std::map<uint32_t, int> partials;
-  std::map<uint32_t, std::tuple<uint32_t, uint16_t, uint16_t>> counters;
-  for (const DecodeUnit& u : plan.units) {
-    if (u.splits == 1) continue;
-    EXPECT_EQ(++partials[u.partial + u.split], 1);
-    EXPECT_LT(u.partial + u.split, limits.partials);
-    EXPECT_LT(u.counter, limits.counters);
-    const auto columns = std::tuple(u.slot, u.kv_head, u.first_column);
-    EXPECT_EQ(counters.try_emplace(u.counter, columns).first->second, columns);
+  for (const auto& slots : {kFew, many()}) {
+    const DecodePlan plan = planned(shape, slots, 132);
+    const DecodeLimits limits =
+        decode_limits(shape, static_cast<uint32_t>(slots.size()), 132, 70001);
+    std::map<uint32_t, int> partials;
+    std::map<uint32_t, std::tuple<uint32_t, uint16_t, uint16_t>> counters;
+    for (const DecodeUnit& u : plan.units) {
+      if (u.splits == 1) continue;
+      EXPECT_EQ(++partials[u.partial + u.split], 1);
+      EXPECT_LT(u.partial + u.split, limits.partials);
+      EXPECT_LT(u.counter, limits.counters);
+      const auto columns = std::tuple(u.slot, u.kv_head, u.first_column);
+      EXPECT_EQ(counters.try_emplace(u.counter, columns).first->second, columns);
+    }
   }
 }
 
 TEST(DecodePlan, SplitsOfASequenceDoNotDependOnItsCompanyOrTheBlocks) {
   const DecodeShape shape{28, 4, 128, 0, kv::KvFormat::kInt4};
-  const DecodePlan alone = planned(shape, {slot(8191, 1)}, 1, 132);
-  const DecodePlan crowd = planned(shape, {slot(3, 1), slot(8191, 1), slot(70000, 1)}, 1, 7);
+  const DecodePlan alone = planned(shape, {slot(8191)}, 132);
+  const DecodePlan crowd = planned(shape, {slot(3), slot(8191), slot(70000)}, 7);
   std::vector<DecodeUnit> mine;
   std::ranges::copy_if(crowd.units, std::back_inserter(mine), [](auto& u) { return u.slot == 1; });
   ASSERT_EQ(mine.size(), alone.units.size());
   for (size_t i = 0; i < mine.size(); ++i) EXPECT_EQ(work(mine[i]), work(alone.units[i]));
 }
 
-TEST(DecodePlan, BlocksGetEqualSharesOfConsecutiveUnits) {
-  const DecodeShape shape{28, 4, 128, 0, kv::KvFormat::kBf16};
-  std::vector<SequenceSlot> slots(32, slot(8191, 1));
-  slots.push_back(slot(100, 1));
-  const DecodePlan plan = planned(shape, slots, 1, 132);
-  ASSERT_EQ(plan.ranges.size(), 133u);
-  EXPECT_EQ(plan.ranges.front(), 0u);
-  EXPECT_EQ(plan.ranges.back(), plan.units.size());
+// Pages of the block that has most, and of all.
+std::pair<uint64_t, uint64_t> load(const DecodePlan& plan) {
   uint64_t most = 0;
   uint64_t total = 0;
-  for (uint32_t b = 0; b < 132; ++b) {
-    ASSERT_LE(plan.ranges[b], plan.ranges[b + 1]);
+  for (size_t b = 0; b + 1 < plan.ranges.size(); ++b) {
     uint64_t pages = 0;
     for (uint32_t u = plan.ranges[b]; u < plan.ranges[b + 1]; ++u) pages += plan.units[u].pages;
     most = std::max(most, pages);
     total += pages;
   }
-  EXPECT_EQ(total, 4u * (32 * 512 + 7));
-  EXPECT_LE(most, total / 132 + 32);  // one unit more than the mean
+  return {most, total};
 }
 
-TEST(DecodePlan, OneSequenceSpreadsOverTheBlocks) {
+TEST(DecodePlan, BlocksGetEqualSharesOfConsecutiveUnits) {
   const DecodeShape shape{28, 4, 128, 0, kv::KvFormat::kBf16};
-  for (const uint32_t context : {4096U, 8192U, 32768U, 131072U}) {
-    const DecodePlan plan = planned(shape, {slot(context - 1, 1)}, 1, 132);
-    uint32_t busy = 0;
-    for (uint32_t b = 0; b < 132; ++b) busy += plan.ranges[b + 1] > plan.ranges[b] ? 1 : 0;
-    EXPECT_GE(busy, 64u) << context;
-    EXPECT_LE(plan.units.size(), decode_limits(shape, 1, 1, context).units) << context;
+  const auto [few, all_few] = load(planned(shape, std::vector(16, slot(8191)), 264));
+  EXPECT_EQ(all_few, 4u * 16 * 512);
+  EXPECT_LE(few, all_few / 264 + 32);  // one unit more than the mean
+  // Of many sequences, however long, heads are cut where a block has its share.
+  for (const uint32_t context : {100U, 1000U, 2048U, 8192U}) {
+    std::vector<SequenceSlot> slots(32, slot(context - 1));
+    slots.push_back(slot(100));
+    const DecodePlan plan = planned(shape, slots, 264);
+    const auto [most, total] = load(plan);
+    EXPECT_EQ(total, 4u * (32 * ((context + 15) / 16) + 7));
+    EXPECT_LE(most, total / 264 + 16) << context;
+    EXPECT_LE(plan.units.size(), 4u * 33 + 264) << context;
   }
 }
 
+TEST(DecodePlan, OneSequenceSpreadsOverTheBlocks) {
+  for (const uint32_t kv_heads : {1U, 4U, 8U, 32U})
+    for (const uint32_t context : {8192U, 9000U, 32768U, 131072U}) {
+      const DecodeShape shape{32, kv_heads, 128, 0, kv::KvFormat::kBf16};
+      const DecodePlan plan = planned(shape, {slot(context - 1)}, 132);
+      uint32_t busy = 0;
+      for (uint32_t b = 0; b < 132; ++b) busy += plan.ranges[b + 1] > plan.ranges[b] ? 1 : 0;
+      EXPECT_GE(busy, kv_heads == 1 ? 16u : 64u) << kv_heads << " " << context;
+      EXPECT_LE(plan.units.size(), decode_limits(shape, 1, 132, context).units) << context;
+    }
+}
+
 TEST(DecodePlan, SplitsGrowWithTheContextAndStayFew) {
+  const DecodeShape shape{28, 4, 128, 0, kv::KvFormat::kBf16};
+  EXPECT_EQ(decode_split_pages(shape, 1), 16u);
+  EXPECT_EQ(decode_split_pages(shape, 4096), 16u);
+  EXPECT_EQ(decode_split_pages(shape, 4097), 32u);
+  EXPECT_EQ(decode_split_pages(shape, 16384), 32u);
+  EXPECT_EQ(decode_split_pages(shape, 16385), 40u);
+  EXPECT_EQ(decode_split_pages({32, 32, 128, 0, kv::KvFormat::kBf16}, 8192), 64u);
   uint32_t last = 0;
   for (uint32_t context = 1; context <= 1U << 20; context += 77) {
-    const uint32_t split = decode_split_pages(context);
+    const uint32_t split = decode_split_pages(shape, context);
     EXPECT_GE(split, last);
+    EXPECT_EQ(split % 8, 0u);
     last = split;
     EXPECT_LE((context + 15) / 16, split * 32) << context;
   }
 }
 
 TEST(DecodePlan, AnEmptyStepHasNoWork) {
-  const DecodePlan plan = planned({4, 2, 64, 0, kv::KvFormat::kBf16}, {slot(0, 0)}, 1, 4);
-  EXPECT_TRUE(plan.units.empty());
-  EXPECT_EQ(plan.ranges, std::vector<uint32_t>(5, 0));
+  const DecodeShape shape{4, 2, 64, 0, kv::KvFormat::kBf16};
+  for (const uint32_t sequences : {1U, 20U}) {
+    const DecodePlan plan = planned(shape, std::vector(sequences, slot(0, 0)), 4);
+    EXPECT_TRUE(plan.units.empty());
+    EXPECT_EQ(plan.ranges, std::vector<uint32_t>(5, 0));
+  }
+}
+
+TEST(DecodePlan, FewSequencesLeaveRoomForTheirNeighbours) {
+  EXPECT_EQ(decode_blocks(1, 132), 132u);
+  EXPECT_EQ(decode_blocks(4, 132), 132u);
+  EXPECT_EQ(decode_blocks(8, 132), 264u);
+}
+
+// A step that grew past its limits would not fit the memory planned for it.
+TEST(DecodePlan, LimitsHoldForEveryStep) {
+  for (const uint32_t kv_heads : {1U, 4U, 8U})
+    for (const uint32_t most : {100U, 1536U, 4096U, 32768U}) {
+      const DecodeShape shape{32, kv_heads, 128, 300, kv::KvFormat::kBf16};
+      const DecodeLimits limits = decode_limits(shape, 20, 264, most);
+      for (const uint32_t sequences : {1U, 4U, 16U, 17U, 20U})
+        for (uint32_t context = 1; context <= most; context = context * 3 / 2 + 1)
+          for (const uint32_t window : {0U, 300U}) {
+            DecodeShape windowed = shape;
+            windowed.window = window;
+            const DecodePlan plan =
+                planned(windowed, std::vector(sequences, slot(context - 1)), 264);
+            EXPECT_LE(plan.units.size(), limits.units) << sequences << " x " << context;
+          }
+    }
 }
 
 }  // namespace

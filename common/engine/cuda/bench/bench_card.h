@@ -62,6 +62,7 @@ class BenchCard {
 [[nodiscard]] Status bench_prefill_attention(BenchCard& card, const KernelBenchOptions& options,
                                              const RowSink& sink);
 [[nodiscard]] Status bench_kv(BenchCard& card, const RowSink& sink);
+[[nodiscard]] Status bench_decode_attention(BenchCard& card, const RowSink& sink);
 [[nodiscard]] Status bench_sampling(BenchCard& card, const RowSink& sink);
 
 // TFLOP/s of cuDNN's causal attention at these lengths (28 heads, 4 of them for keys, of 128) as

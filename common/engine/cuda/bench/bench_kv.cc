@@ -5,7 +5,6 @@
 #include <string>
 
 #include "common/engine/cuda/bench/bench_card.h"
-#include "kernels/cuda/attention_decode.h"
 #include "kernels/cuda/kv_gather.h"
 #include "kernels/cuda/kv_write.h"
 
@@ -163,45 +162,6 @@ Status bench_gather(BenchCard& card, const Pool& pool, const RowSink& sink) {
   return {};
 }
 
-Status bench_decode(BenchCard& card, const Pool& pool, uint32_t rows, double target,
-                    const RowSink& sink) {
-  TANDEM_ASSIGN(const auto step, make_step(card, pool, 0, kSequences, kContext - rows, rows));
-  const cuda::DecodeShape shape{kHeads, kKvHeads, kHeadDim, 0, pool.layout.format};
-  const auto blocks = static_cast<uint32_t>(card.info().multiprocessors);
-  cuda::DecodePlan plan;
-  cuda::plan_decode(shape, step.slots, rows, blocks, plan);
-  const cuda::DecodeLimits limits = cuda::decode_limits(shape, kSequences, rows, kContext);
-  TANDEM_ASSIGN(const auto units, card.upload(plan.units));
-  TANDEM_ASSIGN(const auto ranges, card.upload(plan.ranges));
-  TANDEM_ASSIGN(const auto partials,
-                card.zeros(cuda::decode_partial_bytes(shape, rows, limits.partials)));
-  TANDEM_ASSIGN(const auto counters, card.zeros(limits.counters * sizeof(uint32_t)));
-  TANDEM_ASSIGN(const auto qkv, card.normal_bf16(size_t{kSequences} * rows * kQkv, 1));
-  TANDEM_ASSIGN(const auto out, card.zeros(size_t{kSequences} * rows * kHidden * sizeof(Bf16)));
-  cuda::DecodeAttention task;
-  task.shape = shape;
-  task.scale = 1.0F / std::sqrt(static_cast<float>(kHeadDim));
-  task.qkv = qkv.as<Bf16>();
-  task.kept = pool.kept.data();
-  task.out = out.as<Bf16>();
-  task.units = units.as<cuda::DecodeUnit>();
-  task.ranges = ranges.as<uint32_t>();
-  task.blocks = blocks;
-  task.partials = partials.data();
-  task.counters = counters.as<uint32_t>();
-  TANDEM_ASSIGN(const double s, card.seconds(
-                                    [&](uint32_t) -> Status {
-                                      TANDEM_CUDA_TRY(cuda::attention_decode(
-                                          step.view, pool.view, task, card.stream().get()));
-                                      return {};
-                                    },
-                                    1));
-  sink(bytes_row(card, "decode attention " + name_of(pool.layout.format),
-                 "32 x 8192, " + std::to_string(rows) + " row" + (rows == 1 ? "" : "s"), s,
-                 kSequences * pool.context_bytes(), target));
-  return {};
-}
-
 }  // namespace
 
 Status bench_kv(BenchCard& card, const RowSink& sink) {
@@ -213,18 +173,11 @@ Status bench_kv(BenchCard& card, const RowSink& sink) {
       angles.push_back(static_cast<float>(std::sin(angle)));
     }
   TANDEM_ASSIGN(const auto rope, card.upload(angles));
-  struct Target {
-    KvFormat format;
-    double decode;
-  };
-  for (const Target t : {Target{KvFormat::kBf16, 0.80}, Target{KvFormat::kFp8E4M3, 0.70},
-                         Target{KvFormat::kInt8, 0.70}, Target{KvFormat::kK8V4, 0.65},
-                         Target{KvFormat::kInt4, 0.60}}) {
-    TANDEM_ASSIGN(const auto pool, make_pool(card, t.format));
+  for (const KvFormat format :
+       {KvFormat::kBf16, KvFormat::kFp8E4M3, KvFormat::kInt8, KvFormat::kK8V4, KvFormat::kInt4}) {
+    TANDEM_ASSIGN(const auto pool, make_pool(card, format));
     TANDEM_TRY(bench_encode(card, pool, rope, sink));
     if (!pool.layout.needs_tail()) TANDEM_TRY(bench_gather(card, pool, sink));
-    TANDEM_TRY(bench_decode(card, pool, 1, t.decode, sink));
-    TANDEM_TRY(bench_decode(card, pool, 8, 0, sink));
   }
   return {};
 }

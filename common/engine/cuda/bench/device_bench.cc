@@ -45,6 +45,7 @@ Result<Ceilings> bench_kernels(const KernelBenchOptions& options, const RowSink&
   if (wanted("linear")) TANDEM_TRY(bench_linear(card, options, sink));
   if (wanted("attention")) TANDEM_TRY(bench_prefill_attention(card, options, sink));
   if (wanted("kv")) TANDEM_TRY(bench_kv(card, sink));
+  if (wanted("decode attention")) TANDEM_TRY(bench_decode_attention(card, sink));
   if (wanted("sampling")) TANDEM_TRY(bench_sampling(card, sink));
   return card.ceilings;
 }

@@ -17,6 +17,8 @@ struct StepBenchOptions {
   uint32_t layers = 0;  // instead of the model's, to load faster; 0: all
   std::vector<uint32_t> batches = {1, 8, 32};
   uint32_t context = 1024;  // tokens of each decoding sequence
+  // Of one sequence that decodes alone, besides; 0: none.
+  uint32_t long_context = 8192;
   std::vector<uint32_t> prompts = {512, 2048, 8192};
   kv::KvFormat format = kv::KvFormat::kBf16;
   engine::Quantization quantization = engine::Quantization::kNone;

@@ -1,0 +1,529 @@
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/cuda/attention_decode_kernels.h"
+#include "kernels/cuda/attention_decode_math.cuh"
+#include "kernels/cuda/attention_decode_shared.cuh"
+#include "kernels/cuda/attention_decode_state.cuh"
+#include "kernels/cuda/kv_page.cuh"
+#include "kernels/cuda/kv_rows.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/pipeline.cuh"
+
+// Split-KV decode attention, one row a sequence, up to eight heads of a group at a time; small
+// enough in registers and shared memory that two blocks, or one and a block of linear_small.cu,
+// share a multiprocessor: what one waits for, the other hides. A block takes its units one after
+// the other. Its walkers go over the pages of a unit (page i belongs to walker i mod kWalkers),
+// each with a ring of copies of its own that runs on into the next unit; a helper warp counts
+// splits, fetches records and makes the queries of the next unit ready. All warps merge.
+//
+// Norms, RoPE and the writing of the step's key and value are part of it: the block that has the
+// last pages of a head encodes them into shared memory, and from there into the pool and into its
+// own copy of the last page. No other block reads that position, and what all others read was
+// written by earlier steps, so every page may be on its way before the kernel's turn.
+namespace tandem::cuda::decode {
+
+template <kv::KvFormat F, uint32_t kDim>
+class Block : BlockShared<BlockConfig<F, kDim>> {
+ public:
+  using C = BlockConfig<F, kDim>;
+  using Base = BlockShared<C>;
+  using Base::args_;
+  using Base::at;
+  using Base::barriers;
+  using Base::begin;
+  using Base::columns_of;
+  using Base::count;
+  using Base::exact_barrier;
+  using Base::fills;
+  using Base::first_;
+  using Base::flags;
+  using Base::fresh;
+  using Base::is_walker;
+  using Base::lane;
+  using Base::load_record;
+  using Base::memory_;
+  using Base::merge_splits;
+  using Base::merge_walkers;
+  using Base::mine_;
+  using Base::owns_last;
+  using Base::record;
+  using Base::rows;
+  using Base::same_queries;
+  using Base::sums;
+  using Base::warp;
+  using Base::writes;
+
+  __device__ Block(const Args& args, std::byte* memory) : Base(args, memory) {}
+
+  __device__ void run() {
+    begin();
+    if (is_walker() && mine_ > 0) {
+      blocks_ = block_of(record(0), 0);
+      if (mine_ > 1) next_blocks_ = block_of(record(1), 0);
+      open(0);
+      if constexpr (C::kExact) fetch_exact(record(0));
+      fill(0);
+    }
+    allow_next();
+    wait_for_previous();
+    if (mine_ == 0) return;
+    prepare(0, true, 0, warp(), C::kWalkers + 1);
+    __syncthreads();
+    uint32_t parity = 0;  // of the unit's query rows
+    for (uint32_t k = 0; k < mine_; ++k) {
+      const bool next = k + 1 < mine_;
+      const bool turns = next && !same_queries(record(k), record(k + 1));
+      if (is_walker()) {
+        walk(k, parity);
+        leave();
+      } else {
+        if (k > 0) count(k - 1);
+        if (k + 2 < mine_) load_record(k + 2);
+        if (next) prepare(k + 1, turns, turns ? parity ^ 1 : parity, 0, 1);
+      }
+      __syncthreads();
+      if (k > 0 && flags()[(k - 1) % 2] != 0) merge_splits(record(k - 1));
+      merge_walkers(record(k));
+      __syncthreads();
+      if constexpr (C::kExact) {
+        if (writes(record(k)) && fills(record(k))) {
+          seal(record(k));
+          __syncthreads();
+        }
+      }
+      if (turns) parity ^= 1;
+    }
+    if (!is_walker()) count(mine_ - 1);
+    __syncthreads();
+    if (flags()[(mine_ - 1) % 2] != 0) merge_splits(record(mine_ - 1));
+  }
+
+ private:
+  // ---- pages on their way: whole warps ----
+
+  // Lane i gets the block of page first + i of those that this walker takes of a unit.
+  __device__ uint32_t block_of(const DecodeUnit& unit, uint32_t first) const {
+    const uint32_t i = first + lane();
+    if (i >= C::count_of(unit, warp())) return 0;
+    return args_.step.blocks[unit.blocks + warp() + i * C::kWalkers];
+  }
+  __device__ void open(uint32_t k) {
+    feeding_ = k;
+    page_ = 0;
+    pages_ = C::count_of(record(k), warp());
+  }
+  // Issues copies until all stages are taken, or the pages of the unit that is walked and the one
+  // behind it are.
+  __device__ __forceinline__ void fill(uint32_t walked) {
+    while (flying_ < args_.stages) {
+      while (page_ == pages_) {
+        if (feeding_ > walked || feeding_ + 1 >= mine_) return;
+        blocks_ = next_blocks_;
+        open(feeding_ + 1);
+      }
+      const DecodeUnit& unit = record(feeding_);
+      const uint32_t block = __shfl_sync(kAllLanes, blocks_, static_cast<int>(page_ % kWarp));
+      if (lane() == 0) {
+        const std::byte* from = args_.layer.head(block, unit.kv_head);
+        uint32_t bytes = args_.layer.shape.head_bytes;
+        if constexpr (C::kSides) {
+          bytes = args_.layer.shape.k_bytes;
+          from += side_ * bytes;
+        }
+        barrier_expect(barriers() + next_, bytes);
+        bulk_load(stage(next_), from, bytes, barriers() + next_, evict_first_policy());
+      }
+      next_ = next_ + 1 == args_.stages ? 0 : next_ + 1;
+      ++flying_;
+      if constexpr (C::kSides) {
+        side_ ^= 1;
+        if (side_ != 0) continue;
+      }
+      if (++page_ % kWarp == 0 && page_ < pages_) blocks_ = block_of(unit, page_);
+    }
+  }
+  __device__ std::byte* stage(uint32_t i) const {
+    return memory_ + C::kRingAt + (warp() * args_.stages + i) * args_.stage_bytes;
+  }
+  // The oldest copy under way, once it is there.
+  __device__ __forceinline__ std::byte* take() const {
+    barrier_wait(barriers() + at_, parity_);
+    return stage(at_);
+  }
+  // Its stage may be written again.
+  __device__ __forceinline__ void release() {
+    __syncwarp();
+    --flying_;
+    if (++at_ == args_.stages) {
+      at_ = 0;
+      parity_ ^= 1;
+    }
+  }
+
+  // ---- queries, and the step's key and value ----
+
+  // Makes the queries (if they are `new_rows`) and the fresh key and value of unit k ready, by
+  // warps who = 0 .. of-1.
+  __device__ void prepare(uint32_t k, bool new_rows, uint32_t parity, uint32_t who, uint32_t of) {
+    const DecodeUnit& unit = record(k);
+    const uint32_t own = owns_last(unit) ? 2 : 0;
+    const uint32_t jobs = own + (new_rows ? columns_of(unit) : 0);
+    float* x = this->template at<float>(C::kScratchAt) + warp() * kDim;
+    for (uint32_t job = who; job < jobs; job += of) {
+      if (job < own) {
+        take_fresh(unit, k, job == 0 ? 1 : 0, x);
+      } else {
+        const Bf16* query =
+            row_of(unit) + (unit.kv_head * args_.group + unit.first_column + job - own) * kDim;
+        warp_load_row(query, kDim, x);
+        rotate(x, args_.q_norm, unit.start);
+        warp_store_row(x, kDim, rows(parity) + (job - own) * C::kPitch);
+      }
+      __syncwarp();
+    }
+  }
+  __device__ const Bf16* row_of(const DecodeUnit& unit) const {
+    return args_.qkv + uint64_t{unit.row} * args_.columns.row;
+  }
+  __device__ void rotate(float* x, const float* norm, uint32_t position) const {
+    warp_rotate(x, kDim, norm, args_.norm_eps, args_.rope, position);
+  }
+  // Encodes it for the page that it belongs to and, by one block, into the pool.
+  __device__ void take_fresh(const DecodeUnit& unit, uint32_t k, uint32_t side, float* x) const {
+    const QkvColumns& columns = args_.columns;
+    warp_load_row(row_of(unit) + (side == 0 ? columns.key : columns.value) + unit.kv_head * kDim,
+                  kDim, x);
+    if (side == 0) rotate(x, args_.k_norm, unit.start);
+    const uint32_t token = unit.start % kPageTokens;
+    const RowPlace place = fresh(k, side);
+    if constexpr (C::kExact) {
+      warp_encode_row<Coding::kBf16>(x, kDim, place);
+      if (!writes(unit) || fills(unit)) return;
+      std::byte* tail = args_.layer.tail_head(unit.exact - 1, unit.kv_head) +
+                        side * args_.layer.tail_shape.k_bytes;
+      warp_encode_row<Coding::kBf16>(x, kDim, token, tail);
+    } else {
+      std::byte* section = args_.layer.head(
+          args_.step.blocks[unit.blocks + unit.start / kPageTokens - unit.first_page],
+          unit.kv_head);
+      if (side == 0)
+        encode_fresh<C::kKey>(x, place, section, token, writes(unit));
+      else
+        encode_fresh<C::kValue>(x, place, section + args_.layer.shape.k_bytes, token, writes(unit));
+    }
+  }
+  template <Coding kCoding>
+  __device__ static void encode_fresh(const float* x, const RowPlace& place, std::byte* section,
+                                      uint32_t token, bool writes) {
+    warp_encode_row<kCoding>(x, kDim, place);
+    __syncwarp();
+    if (writes) copy_row<kCoding>(place, section, token);
+  }
+  // A token's row into a section, by a warp.
+  template <Coding kCoding>
+  __device__ static void copy_row(const RowPlace& from, std::byte* section, uint32_t token) {
+    const RowPlace to = row_place<kCoding>(section, kDim, token);
+#pragma unroll 1
+    for (uint32_t i = lane(); i < kDim * bits_of(kCoding) / 32; i += kWarp)
+      reinterpret_cast<uint32_t*>(to.elements)[i] =
+          reinterpret_cast<const uint32_t*>(from.elements)[i];
+    if constexpr (kCoding == Coding::kBf16) return;
+    constexpr uint32_t kScales = kCoding == Coding::kFourBitRows ? kDim / kv::kV4Group : 1;
+    if (lane() >= kScales) return;
+    to.scales[lane()] = from.scales[lane()];
+    if (kCoding == Coding::kFourBitRows) to.minima[lane()] = from.minima[lane()];
+  }
+
+  // ---- walkers ----
+
+  // What a walk over one unit keeps at hand.
+  struct Walk {
+    Query<typename C::Key, C::kSteps> query;
+    Limits seen;
+    uint32_t open;  // position where the page of the step's own token begins
+    uint32_t k;
+    float scale[2];  // of scores, of columns 2j and 2j+1
+    float start[2];
+  };
+
+  // The query row of this lane's column, which is g; null beyond the last.
+  __device__ const Bf16* own_row(const DecodeUnit& unit, uint32_t parity) const {
+    const uint32_t g = lane() / 4;
+    return g < columns_of(unit) ? rows(parity) + g * C::kPitch : nullptr;
+  }
+
+  __device__ void walk(uint32_t k, uint32_t parity) {
+    const DecodeUnit& unit = record(k);
+    // Its pages are being fetched, or have been, and none of the next unit's.
+    if (k > 0 && k + 1 < mine_) next_blocks_ = block_of(record(k + 1), 0);
+    if constexpr (C::kExact) {
+      if (k > 0) fetch_exact(unit);
+    }
+    fill(k);
+    Walk w;
+    w.query.load(own_row(unit, parity));
+    const uint32_t context = unit.start + 1;
+    w.seen = {args_.window == 0 || context < args_.window ? 0 : context - args_.window, context};
+    w.open = unit.start / kPageTokens * kPageTokens;
+    w.k = k;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      // What column 2j+i has is with the lanes of that g.
+      const auto other = static_cast<int>((2 * (lane() % 4) + i) * 4);
+      w.scale[i] = args_.scale_log2 * __shfl_sync(kAllLanes, w.query.factor, other);
+      w.start[i] = __shfl_sync(kAllLanes, w.query.start, other);
+    }
+    state_.clear();
+    const uint32_t count = C::count_of(unit, warp());
+    uint32_t first = (unit.first_page + warp()) * kPageTokens;
+    constexpr uint32_t kStride = C::kWalkers * kPageTokens;
+    for (uint32_t i = 0; i < count; ++i, first += kStride) take_page(w, first);
+    if constexpr (C::kExact) {
+      if (unit.exact != 0 && warp() + 1 == C::kWalkers) take_exact_page(w, parity);
+    }
+  }
+
+  __device__ __forceinline__ void take_page(const Walk& w, uint32_t first) {
+    // Pages that need nothing but reading are by far the most.
+    const bool special = first < w.seen.from || first >= w.open;
+    std::byte* page = take();
+    if (special) patch<C::kKey>(w, 0, first, page);
+    float s[4];
+    C::Key::score(page, w.query.fragment, w.start, s);
+    scale_scores(w, page, s);
+    if (special) mask(s, first, w.seen);
+    std::byte* values = page + args_.layer.shape.k_bytes;
+    if constexpr (C::kSides) {
+      release();
+      fill(w.k);
+      state_.weigh(s, {0.0F, 0.0F});
+      values = take();
+    }
+    if (special) {
+      patch<C::kValue>(w, 1, first, values);
+      if (first >= w.open) clear_tokens(values, w.seen.end - first);
+    }
+    add_values(values, s);
+    release();
+    fill(w.k);
+  }
+
+  // The last page lacks the step's own row.
+  template <Coding kCoding>
+  __device__ void patch(const Walk& w, uint32_t side, uint32_t first, std::byte* section) const {
+    if constexpr (!C::kExact) {
+      if (first < w.open) return;
+      copy_row<kCoding>(fresh(w.k, side), section, (w.seen.end - 1) % kPageTokens);
+      written();
+    }
+  }
+  // Ordinary writes to a stage come before the copy that fills it again, and are seen by the warp.
+  __device__ static void written() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncwarp();
+  }
+  // Zeros from token `valid` on: what lies there may be anything, and zero times that is not zero.
+  __device__ static void clear_tokens(std::byte* values, uint32_t valid) {
+    if constexpr (!C::kExact) {
+      constexpr uint32_t kRow = C::Value::kRow;
+#pragma unroll 1
+      for (uint32_t i = valid * kRow / 4 + lane(); i < kPageTokens * kRow / 4; i += kWarp)
+        reinterpret_cast<uint32_t*>(values)[i] = 0;
+      if constexpr (C::kValue != Coding::kBf16) {
+        constexpr bool kRows = C::kValue == Coding::kFourBitRows;
+        constexpr uint32_t kScales = kRows ? kDim / kv::kV4Group : 1;  // of a token
+        auto* scales = reinterpret_cast<uint16_t*>(values + kPageTokens * kRow);
+#pragma unroll 1
+        for (uint32_t i = valid * kScales + lane(); i < kPageTokens * kScales; i += kWarp) {
+          scales[i] = 0;
+          if (kRows) scales[kPageTokens * kScales + i] = 0;
+        }
+      }
+      written();
+    }
+  }
+
+  // Scales of tokens g and g+8, where a section has one a token.
+  template <Coding kCoding>
+  __device__ static __forceinline__ void token_scales(const std::byte* section,
+                                                      float (&scales)[2]) {
+    scales[0] = scales[1] = 1.0F;
+    if constexpr (kCoding == Coding::kInt8 || kCoding == Coding::kE4m3) {
+      const auto* from =
+          reinterpret_cast<const uint16_t*>(section + kPageTokens * kDim) + lane() / 4;
+      scales[0] = half_value(from[0]);
+      scales[1] = half_value(from[8]);
+    }
+  }
+  __device__ __forceinline__ void scale_scores(const Walk& w, const std::byte* page,
+                                               float (&s)[4]) const {
+    float scales[2];
+    token_scales<C::kKey>(page, scales);
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) s[i] *= w.scale[i % 2] * scales[i / 2];
+  }
+
+  __device__ __forceinline__ void add_values(const std::byte* values, float (&s)[4]) {
+    float scales[2];
+    token_scales<C::kValue>(values, scales);
+    float sizes[2] = {0.0F, 0.0F};
+    if constexpr (C::kValue == Coding::kInt8 || C::kValue == Coding::kE4m3) {
+      sizes[0] = scale_log2(scales[0]);
+      sizes[1] = scale_log2(scales[1]);
+    }
+    if constexpr (!C::kSides) state_.weigh(s, sizes);
+    uint32_t weights[2];
+    pack_weights<C::Value::kMath>(s, scales, weights);
+    C::Value::accumulate(values, weights, state_.acc);
+  }
+
+  // ---- the open page of formats that keep it exactly ----
+
+  __device__ std::byte* exact_page() const { return memory_ + C::kExactAt; }
+  // Rows of earlier steps are all in the tail page; the last walker's.
+  __device__ void fetch_exact(const DecodeUnit& unit) {
+    if (unit.exact == 0 || warp() + 1 != C::kWalkers || lane() != 0) return;
+    barrier_expect(exact_barrier(), C::kExactBytes);
+    bulk_load(exact_page(), args_.layer.tail_head(unit.exact - 1, unit.kv_head), C::kExactBytes,
+              exact_barrier());
+  }
+
+  __device__ void take_exact_page(const Walk& w, uint32_t parity) {
+    std::byte* keys = exact_page();
+    std::byte* values = keys + C::kExactBytes / 2;
+    complete_exact(w, keys, values);
+    using ExactKeys = Keys<Coding::kBf16, kDim>;
+    Query<ExactKeys, C::kSteps> query;
+    query.load(own_row(record(w.k), parity));
+    const float none[2] = {0.0F, 0.0F};
+    const float one[2] = {1.0F, 1.0F};
+    float s[4];
+    ExactKeys::score(keys, query.fragment, none, s);
+#pragma unroll
+    for (float& x : s) x *= args_.scale_log2;
+    mask(s, w.open, w.seen);
+    state_.weigh(s, none);
+    uint32_t weights[2];
+    pack_weights<Math::kBf16>(s, one, weights);
+    Values<Coding::kBf16, kDim, C::Value::kRunChannels>::accumulate(values, weights, state_.acc);
+    __syncwarp();
+  }
+
+  // The step's row joins those of the tail page; what lies beyond it may be anything.
+  __device__ void complete_exact(const Walk& w, std::byte* keys, std::byte* values) {
+    barrier_wait(exact_barrier(), exact_parity_);
+    exact_parity_ ^= 1;
+    const uint32_t token = w.seen.end - 1 - w.open;
+    copy_row<Coding::kBf16>(fresh(w.k, 0), keys, token);
+    copy_row<Coding::kBf16>(fresh(w.k, 1), values, token);
+#pragma unroll 1
+    for (uint32_t i = (token + 1) * kDim / 2 + lane(); i < kPageTokens * kDim / 2; i += kWarp) {
+      reinterpret_cast<uint32_t*>(keys)[i] = 0;
+      reinterpret_cast<uint32_t*>(values)[i] = 0;
+    }
+    written();
+  }
+
+  // The page is full: encodes it into the pool, by the whole block.
+  __device__ void seal(const DecodeUnit& unit) const {
+    if constexpr (C::kExact) {
+      const auto* keys = reinterpret_cast<const uint16_t*>(exact_page());
+      const uint16_t* values = keys + kPageTokens * kDim;
+      float* tile = this->template at<float>(C::kMergeAt);
+      auto* levels = reinterpret_cast<uint64_t*>(tile + kPageTokens * kDim);
+      for (uint32_t i = threadIdx.x; i < kPageTokens * kDim; i += C::kThreads)
+        tile[i] = bf16_value(keys[i]);
+      __syncthreads();
+      std::byte* page = args_.layer.head(
+          args_.step.blocks[unit.blocks + unit.start / kPageTokens - unit.first_page],
+          unit.kv_head);
+      block_encode_k4_page(tile, kDim, kDim, levels, page);
+      float* x = this->template at<float>(C::kScratchAt) + warp() * kDim;
+      for (uint32_t t = warp(); t < kPageTokens; t += C::kWalkers + 1) {
+        for (uint32_t c = lane(); c < kDim; c += kWarp) x[c] = bf16_value(values[t * kDim + c]);
+        __syncwarp();
+        warp_encode_row<Coding::kFourBitRows>(x, kDim, t, page + args_.layer.shape.k_bytes);
+        __syncwarp();
+      }
+    }
+  }
+
+  // This walker's state, in the order of the accumulators, which spreads it over the banks.
+  __device__ void leave() {
+    const uint32_t g = lane() / 4;
+    const uint32_t j = lane() % 4;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      float sum = state_.sum[i];
+      for (int other = 4; other < 32; other *= 2) sum += __shfl_xor_sync(kAllLanes, sum, other);
+      if (g == 0) sums()[warp() * 8 + 2 * j + i] = {state_.max[i], sum};
+    }
+    float* to = this->template at<float>(C::kMergeAt) + (warp() * 8 + 2 * j) * C::kPadded + g;
+#pragma unroll
+    for (uint32_t t = 0; t < C::Value::kTiles; ++t)
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i)
+        to[i % 2 * C::kPadded + t * 16 + i / 2 * 8] = state_.acc[t][i];
+  }
+
+  // Walkers: copies.
+  uint32_t feeding_ = 0;  // unit whose pages are being fetched
+  uint32_t page_ = 0;
+  uint32_t pages_ = 0;
+  uint32_t side_ = 0;
+  uint32_t blocks_ = 0;       // of pages page_ / 32 * 32 + lane
+  uint32_t next_blocks_ = 0;  // of the first pages of the unit behind the walked one
+  uint32_t next_ = 0;
+  uint32_t flying_ = 0;
+  uint32_t at_ = 0;
+  uint32_t parity_ = 0;
+  uint32_t exact_parity_ = 0;
+  State<C> state_;
+};
+
+template <kv::KvFormat F, uint32_t kDim>
+__global__ void __launch_bounds__((BlockConfig<F, kDim>::kThreads), 2)
+    attention_decode_kernel(const __grid_constant__ Args args) {
+  extern __shared__ __align__(128) std::byte block_memory[];
+  Block<F, kDim>(args, block_memory).run();
+}
+
+// Two blocks a multiprocessor, or one of these beside one of linear_small.cu; where too little
+// would be on its way, all that one block can have.
+constexpr uint32_t kSharedBytes = 113 * 1024;
+constexpr uint32_t kMostBytes = 227 * 1024;
+
+template <kv::KvFormat F, uint32_t kDim>
+cudaError_t launch_block(Args args, uint32_t blocks, cudaStream_t stream) {
+  using C = BlockConfig<F, kDim>;
+  const PageShape& shape = args.layer.shape;
+  args.stage_bytes = ((C::kSides ? shape.k_bytes : shape.head_bytes) + 127) / 128 * 128;
+  const uint32_t stage = C::kWalkers * args.stage_bytes;
+  uint32_t room = kSharedBytes;
+  if ((room - C::kRingAt) / stage < C::kFewestStages) room = kMostBytes;
+  args.stages = std::min<uint32_t>((room - C::kRingAt) / stage, C::kMostStages);
+  const auto kernel = attention_decode_kernel<F, kDim>;
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kMostBytes));
+  if (error != cudaSuccess) return error;
+  return launch_chained(kernel, blocks, C::kThreads, C::kRingAt + size_t{args.stages} * stage,
+                        stream, args);
+}
+
+// The variant of F for a run-time head_dim, one of kDims.
+template <kv::KvFormat F, uint32_t... kDims>
+cudaError_t launch_head_dim(const Args& args, uint32_t head_dim, uint32_t blocks,
+                            cudaStream_t stream) {
+  cudaError_t result = cudaErrorInvalidValue;
+  const auto launched = [&]<uint32_t kDim>() {
+    if (head_dim != kDim) return false;
+    result = launch_block<F, kDim>(args, blocks, stream);
+    return true;
+  };
+  (void)(launched.template operator()<kDims>() || ...);
+  return result;
+}
+
+}  // namespace tandem::cuda::decode

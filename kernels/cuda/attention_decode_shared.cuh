@@ -1,0 +1,242 @@
+#pragma once
+
+#include "kernels/cuda/attention_decode_kernels.h"
+#include "kernels/cuda/attention_decode_math.cuh"
+#include "kernels/cuda/attention_decode_state.cuh"
+#include "kernels/cuda/kv_page.cuh"
+#include "kernels/cuda/pipeline.cuh"
+
+// What the warps of attention_decode_block.cuh share, and what all of them do: shared memory,
+// records of units, results.
+namespace tandem::cuda::decode {
+
+template <kv::KvFormat F, uint32_t kDim>
+struct BlockConfig {
+  static constexpr Coding kKey = key_coding(F);
+  static constexpr Coding kValue = value_coding(F);
+  static constexpr bool kExact = F == kv::KvFormat::kInt4;
+  static constexpr uint32_t kWalkers = kDim > 128 ? 4 : 8;
+  static constexpr uint32_t kThreads = (kWalkers + 1) * kWarp;
+  static constexpr uint32_t kHeadDim = kDim;
+  static constexpr uint32_t kColumns = kDecodeColumns;
+  static constexpr uint32_t kSteps = kDim / 16;
+  // A copy is a page, or, where few pages fit, one side of it.
+  static constexpr bool kSides = F == kv::KvFormat::kBf16;
+  static constexpr uint32_t kFewestStages = 2;
+  static constexpr uint32_t kMostStages = 16;
+  using Key = Keys<kKey, kDim>;
+  using Value = Values<kValue, kDim>;
+  static constexpr uint32_t kPadded = kDim + 4;
+  static constexpr uint32_t kPitch = kDim + 8;  // of query rows; 8 rows lie in different banks
+  static constexpr uint32_t kFours = kDim / 4;
+  static constexpr uint32_t kRecords = 4;
+
+  // Shared memory.
+  static constexpr uint32_t kMergeAt = 0;  // [walkers][8][padded]
+  static constexpr uint32_t kSumsAt = kMergeAt + kWalkers * 8 * kPadded * 4;
+  static constexpr uint32_t kRowsAt = kSumsAt + kWalkers * 8 * 8;       // [2][8][pitch] bf16
+  static constexpr uint32_t kScratchAt = kRowsAt + 2 * 8 * kPitch * 2;  // [warps][dim]
+  // The step's key and value as the pool has them: elements, scales, minima; [2][2].
+  static constexpr uint32_t kFreshAt = kScratchAt + (kWalkers + 1) * kDim * 4;
+  static constexpr uint32_t kFreshBytes = kDim * 2 + 32;
+  static constexpr uint32_t kRecordsAt = kFreshAt + 2 * 2 * kFreshBytes;
+  static constexpr uint32_t kBarriersAt = kRecordsAt + kRecords * sizeof(DecodeUnit);
+  static constexpr uint32_t kBarriers = kWalkers * kMostStages + 1;
+  static constexpr uint32_t kFlagsAt = kBarriersAt + (kBarriers + 1) / 2 * 16;  // [2]
+  static constexpr uint32_t kExactBytes = 2 * kPageTokens * kDim * 2;           // of one page
+  static constexpr uint32_t kExactAt = (kFlagsAt + 16 + 127) / 128 * 128;
+  static constexpr uint32_t kRingAt = (kExactAt + (kExact ? kExactBytes : 0) + 127) / 128 * 128;
+  static_assert(kSumsAt % 16 == 0 && kRowsAt % 16 == 0 && kScratchAt % 16 == 0 &&
+                kRecordsAt % 16 == 0 && kBarriersAt % 16 == 0);
+  // Sealing a page: its keys as floats and their levels lie where results are merged.
+  static_assert(!kExact || kPageTokens * kDim * 4 + kDim * 8 <= kSumsAt);
+
+  __device__ static uint32_t count_of(const DecodeUnit& unit, uint32_t warp) {
+    return unit.pages > warp ? (unit.pages - warp + kWalkers - 1) / kWalkers : 0;
+  }
+};
+
+template <class Config>
+class BlockShared {
+ public:
+  using C = Config;
+  static constexpr uint32_t kDim = C::kHeadDim;
+
+  __device__ BlockShared(const Args& args, std::byte* memory)
+      : args_(args),
+        memory_(memory),
+        first_(args.ranges[blockIdx.x]),
+        mine_(args.ranges[blockIdx.x + 1] - first_) {}
+
+  template <typename T>
+  __device__ T* at(uint32_t offset) const {
+    return reinterpret_cast<T*>(memory_ + offset);
+  }
+  __device__ static uint32_t warp() { return threadIdx.x / kWarp; }
+  __device__ static uint32_t lane() { return threadIdx.x % kWarp; }
+  __device__ static bool is_walker() { return warp() < C::kWalkers; }
+  __device__ const DecodeUnit& record(uint32_t k) const {
+    return at<const DecodeUnit>(C::kRecordsAt)[k % C::kRecords];
+  }
+  __device__ Bf16* rows(uint32_t parity) const {
+    return at<Bf16>(C::kRowsAt) + parity * 8 * C::kPitch;
+  }
+  // Key (0) or value (1) of the step, of unit k.
+  __device__ RowPlace fresh(uint32_t k, uint32_t side) const {
+    std::byte* row = at<std::byte>(C::kFreshAt + (k % 2 * 2 + side) * C::kFreshBytes);
+    auto* scales = reinterpret_cast<uint16_t*>(row + kDim * 2);
+    return {row, scales, scales + 8};
+  }
+  __device__ uint64_t* barriers() const {
+    return at<uint64_t>(C::kBarriersAt) + warp() * C::kMostStages;
+  }
+  __device__ uint64_t* exact_barrier() const {
+    return at<uint64_t>(C::kBarriersAt) + C::kWalkers * C::kMostStages;
+  }
+  __device__ uint32_t* flags() const { return at<uint32_t>(C::kFlagsAt); }
+  __device__ static bool same_queries(const DecodeUnit& a, const DecodeUnit& b) {
+    return a.slot == b.slot && a.kv_head == b.kv_head && a.first_column == b.first_column;
+  }
+  // Has the last pages of its columns, the step's own position among them.
+  __device__ static bool owns_last(const DecodeUnit& unit) { return unit.split + 1 == unit.splits; }
+  // Of several units with the last pages of a head, the one that writes.
+  __device__ static bool writes(const DecodeUnit& unit) {
+    return owns_last(unit) && unit.first_column == 0;
+  }
+  __device__ static bool fills(const DecodeUnit& unit) {
+    return unit.start % kPageTokens == kPageTokens - 1;
+  }
+
+  // ---- start ----
+
+  static constexpr uint32_t kRecordWords = sizeof(DecodeUnit) / sizeof(uint4);
+
+  __device__ void begin() {
+    for (uint32_t i = threadIdx.x; i < C::kBarriers; i += C::kThreads)
+      barrier_init(at<uint64_t>(C::kBarriersAt) + i, 1);
+    if (threadIdx.x < 2 * kRecordWords) {
+      const uint32_t k = threadIdx.x / kRecordWords;
+      if (k < mine_) store_record_word(k, threadIdx.x % kRecordWords);
+    }
+    barrier_init_fence();
+    __syncthreads();
+  }
+  __device__ void store_record_word(uint32_t k, uint32_t word) const {
+    at<uint4>(C::kRecordsAt)[k % C::kRecords * kRecordWords + word] =
+        reinterpret_cast<const uint4*>(args_.units + first_ + k)[word];
+  }
+  __device__ void load_record(uint32_t k) const {
+    if (lane() < kRecordWords) store_record_word(k, lane());
+  }
+
+  // ---- results ----
+
+  __device__ float2* sums() const { return at<float2>(C::kSumsAt); }
+
+  __device__ uint32_t columns_of(const DecodeUnit& unit) const {
+    return min(args_.group - unit.first_column, C::kColumns);
+  }
+
+  // Four channels of one column a thread at a time.
+  __device__ void merge_walkers(const DecodeUnit& unit) const {
+    const uint32_t items = columns_of(unit) * C::kFours;
+    for (uint32_t i = threadIdx.x; i < items; i += C::kThreads) {
+      const uint32_t column = i / C::kFours;
+      const uint32_t four = i % C::kFours * 4;
+      Merge merge;
+#pragma unroll
+      for (uint32_t w = 0; w < C::kWalkers; ++w)
+        merge.max = fmaxf(merge.max, sums()[w * 8 + column].x);
+#pragma unroll
+      for (uint32_t w = 0; w < C::kWalkers; ++w)
+        merge.add(sums()[w * 8 + column],
+                  *reinterpret_cast<const float4*>(at<float>(C::kMergeAt) +
+                                                   (w * 8 + column) * C::kPadded + four));
+      if (unit.splits == 1) {
+        write_out(unit, column, four, merge);
+      } else {
+        float* to = partial(unit.partial + unit.split);
+        *reinterpret_cast<float4*>(to + column * kDim + four) = merge.acc;
+        if (four == 0)
+          reinterpret_cast<float2*>(to + C::kColumns * kDim)[column] = {merge.max, merge.sum};
+      }
+    }
+  }
+
+  // By the helper, a barrier after the results of unit k were written: the last split to come has
+  // them all merged, at the block's next barrier.
+  __device__ void count(uint32_t k) const {
+    const DecodeUnit& unit = record(k);
+    if (lane() != 0) return;
+    uint32_t last = 0;
+    if (unit.splits > 1) {
+      uint32_t* counter = args_.counters + unit.counter;
+      uint32_t before;
+      asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+                   : "=r"(before)
+                   : "l"(counter)
+                   : "memory");
+      last = before + 1 == unit.splits ? 1 : 0;
+      if (last != 0) *counter = 0;
+    }
+    flags()[k % 2] = last;
+  }
+
+  __device__ float* partial(uint32_t index) const {
+    return args_.partials + uint64_t{index} * C::kColumns * (kDim + 2);
+  }
+
+  __device__ void merge_splits(const DecodeUnit& unit) const {
+    constexpr uint32_t kBatch = 8;  // loads under way together
+    const uint32_t items = columns_of(unit) * C::kFours;
+    for (uint32_t i = threadIdx.x; i < items; i += C::kThreads) {
+      const uint32_t column = i / C::kFours;
+      const uint32_t four = i % C::kFours * 4;
+      const auto sums_of = [&](uint32_t s) {
+        return s < unit.splits ? __ldcg(reinterpret_cast<const float2*>(partial(unit.partial + s) +
+                                                                        C::kColumns * kDim) +
+                                        column)
+                               : float2{-INFINITY, 0.0F};
+      };
+      Merge merge;
+      for (uint32_t s = 0; s < unit.splits; s += kBatch) {
+#pragma unroll
+        for (uint32_t b = 0; b < kBatch; ++b) merge.max = fmaxf(merge.max, sums_of(s + b).x);
+      }
+      for (uint32_t s = 0; s < unit.splits; s += kBatch) {
+        float2 sums[kBatch];
+        float4 acc[kBatch];
+#pragma unroll
+        for (uint32_t b = 0; b < kBatch; ++b) {
+          sums[b] = sums_of(s + b);
+          acc[b] = s + b < unit.splits ? __ldcg(reinterpret_cast<const float4*>(
+                                             partial(unit.partial + s + b) + column * kDim + four))
+                                       : float4{0.0F, 0.0F, 0.0F, 0.0F};
+        }
+#pragma unroll
+        for (uint32_t b = 0; b < kBatch; ++b) merge.add(sums[b], acc[b]);
+      }
+      write_out(unit, column, four, merge);
+    }
+  }
+
+  __device__ void write_out(const DecodeUnit& of, uint32_t column, uint32_t four,
+                            const Merge& merge) const {
+    const uint32_t head = of.kv_head * args_.group + of.first_column + column;
+    Bf16* out = args_.out + (uint64_t{of.row} * args_.heads + head) * kDim;
+    const float by = 1.0F / merge.sum;
+    const float x[4] = {merge.acc.x, merge.acc.y, merge.acc.z, merge.acc.w};
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      const uint32_t at = four + i;
+      out[C::Value::channel(at / 16, at / 8 % 2, at % 8)] = to_bf16(x[i] * by);
+    }
+  }
+
+  const Args& args_;
+  std::byte* memory_;
+  uint32_t first_;  // unit of this block
+  uint32_t mine_;   // how many it has
+};
+
+}  // namespace tandem::cuda::decode

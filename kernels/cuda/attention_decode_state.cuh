@@ -1,0 +1,191 @@
+#pragma once
+
+#include "kernels/cuda/attention_decode_math.cuh"
+
+// Parts of attention_decode_block.cuh: queries as fragments, the online softmax of one warp, and
+// how the results of several are put together.
+namespace tandem::cuda::decode {
+
+// ---- queries ----
+
+template <Math M, uint32_t kWords>
+__device__ __forceinline__ void rescale(uint32_t (&fragment)[kWords], float by) {
+#pragma unroll
+  for (uint32_t& two : fragment)
+    two = pack<M>(__uint_as_float(two << 16) * by, __uint_as_float(two & 0xffff0000U) * by);
+}
+
+// bf16 to half, scaled by a power of two per column so that the largest lies in [4, 8): times the
+// largest key it still fits. Returns what undoes the scaling.
+template <uint32_t kWords>
+__device__ __forceinline__ float halve(uint32_t (&fragment)[kWords]) {
+  float top = 0.0F;
+#pragma unroll
+  for (const uint32_t two : fragment)
+    top = fmaxf(
+        top, fmaxf(fabsf(__uint_as_float(two << 16)), fabsf(__uint_as_float(two & 0xffff0000U))));
+  top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
+  top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
+  const uint32_t exponent = min(max(__float_as_uint(top) >> 23, 20U), 240U);  // biased by 127
+  rescale<Math::kHalf>(fragment, __uint_as_float((256U - exponent) << 23));
+  return __uint_as_float((exponent - 2U) << 23);
+}
+
+// The sum of halves' elements.
+template <uint32_t kWords>
+__device__ __forceinline__ float sum_halves(const uint32_t (&fragment)[kWords]) {
+  float sum = 0.0F;
+#pragma unroll
+  for (const uint32_t two : fragment)
+    sum += half_value(static_cast<uint16_t>(two)) + half_value(static_cast<uint16_t>(two >> 16));
+  sum += __shfl_xor_sync(kAllLanes, sum, 1);
+  return sum + __shfl_xor_sync(kAllLanes, sum, 2);
+}
+
+// One query row as K wants it, for this lane.
+template <class K, uint32_t kSteps>
+struct Query {
+  uint2 fragment[kSteps];
+  float factor = 1.0F;  // undoes its scaling
+  float start = 0.0F;   // of its scores: what K::kBias adds to them, taken off
+
+  // Null: zeros.
+  __device__ __forceinline__ void load(const Bf16* q) {
+    const uint32_t j = threadIdx.x % 4;
+    uint32_t fragments[2 * kSteps];
+#pragma unroll
+    for (uint32_t c = 0; c < K::kChunks; ++c) {
+      uint32_t words[K::kChannels / 2] = {};
+      if (q != nullptr) {
+#pragma unroll
+        for (uint32_t i = 0; i < K::kChannels / 8; ++i) {
+          const auto* from = reinterpret_cast<const std::byte*>(q + (c * 4 + j) * K::kChannels);
+          const Chunk<16> eight(from + 16 * i);
+#pragma unroll
+          for (uint32_t w = 0; w < 4; ++w) words[4 * i + w] = eight.word[w];
+        }
+      }
+#pragma unroll
+      for (uint32_t r = 0; r < K::kChannels / 2; ++r) {
+        const uint32_t a = K::channel(r, 0);
+        const uint32_t b = K::channel(r, 1);
+        fragments[c * (K::kChannels / 2) + r] = b == a + 1 ? words[a / 2]
+                                                : a % 2 == 0
+                                                    ? lower_halves(words[a / 2], words[b / 2])
+                                                    : upper_halves(words[a / 2], words[b / 2]);
+      }
+    }
+    if constexpr (K::kMath == Math::kHalf) factor = halve(fragments);
+    if constexpr (K::kBias != 0) start = -K::kBias * sum_halves(fragments);
+#pragma unroll
+    for (uint32_t i = 0; i < kSteps; ++i) fragment[i] = {fragments[2 * i], fragments[2 * i + 1]};
+  }
+};
+
+// ---- softmax ----
+
+// What a query sees.
+struct Limits {
+  uint32_t from;
+  uint32_t end;
+};
+
+// A running maximum is only raised when a score passes it by this much (log2): weights stay below
+// 2^8, and most pages need no rescaling.
+constexpr float kSlack = 8.0F;
+
+// log2 of a token's scale; that of zero is the smallest half's.
+__device__ __forceinline__ float scale_log2(float scale) { return __log2f(fmaxf(scale, 0x1p-24F)); }
+
+// ---- state of a walker ----
+
+// Sums over the tokens seen, of columns 2j and 2j+1. Values that are stored with a scale a token
+// are multiplied by their weights as they are stored, so weights carry the scale; in halves they
+// must neither pass 2^16 nor all be tiny, so `max` is that of score plus log2 of the scale.
+template <class C>
+struct State {
+  float max[2];
+  float sum[2];  // of this lane's tokens
+  float acc[C::Value::kTiles][4];
+
+  __device__ void clear() {
+    max[0] = max[1] = -INFINITY;
+    sum[0] = sum[1] = 0.0F;
+#pragma unroll
+    for (auto& tile : acc)
+#pragma unroll
+      for (float& x : tile) x = 0.0F;
+  }
+
+  // Scores (log2) of a page become weights, relative to a maximum that all lanes share. `sizes`:
+  // log2 of the scales of this lane's tokens.
+  __device__ __forceinline__ void weigh(float (&s)[4], const float (&sizes)[2]) {
+    float top[2];
+    bool beyond = false;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      top[i] = fmaxf(s[i] + sizes[0], s[i + 2] + sizes[1]);
+      beyond |= top[i] > max[i] + kSlack;
+    }
+    if (__any_sync(kAllLanes, beyond)) raise(top);
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i)
+      s[i] = fast_exp2(s[i] - (max[i % 2] == -INFINITY ? 0.0F : max[i % 2]));
+    sum[0] += s[0] + s[2];
+    sum[1] += s[1] + s[3];
+  }
+
+  __device__ void raise(float (&top)[2]) {
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      for (int lane = 4; lane < 32; lane *= 2)
+        top[i] = fmaxf(top[i], __shfl_xor_sync(kAllLanes, top[i], lane));
+      const float next = fmaxf(max[i], top[i]);
+      const float factor = next == -INFINITY ? 1.0F : fast_exp2(max[i] - next);
+      max[i] = next;
+      sum[i] *= factor;
+#pragma unroll
+      for (auto& tile : acc) {
+        tile[i] *= factor;
+        tile[i + 2] *= factor;
+      }
+    }
+  }
+};
+
+// P^T fragments of one page: weights of tokens g and g+8, times their scales.
+template <Math M>
+__device__ __forceinline__ void pack_weights(const float (&s)[4], const float (&scales)[2],
+                                             uint32_t (&p)[2]) {
+  p[0] = transpose8x8(pack<M>(s[0] * scales[0], s[1] * scales[0]));
+  p[1] = transpose8x8(pack<M>(s[2] * scales[1], s[3] * scales[1]));
+}
+
+// Of tokens g and g+8 of the page that begins at position `first`.
+__device__ __forceinline__ void mask(float (&s)[4], uint32_t first, const Limits& seen) {
+  const uint32_t g = threadIdx.x % kWarp / 4;
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) {
+    const uint32_t position = first + g + i * 8;
+    if (position < seen.from || position >= seen.end) s[2 * i] = s[2 * i + 1] = -INFINITY;
+  }
+}
+
+// ---- results ----
+
+// Rescales parts to their common maximum and adds them up in order.
+struct Merge {
+  float max = -INFINITY;
+  float sum = 0.0F;
+  float4 acc = {0.0F, 0.0F, 0.0F, 0.0F};
+  __device__ void add(float2 part, const float4& x) {
+    const float f = part.x == -INFINITY ? 0.0F : fast_exp2(part.x - max);
+    sum += f * part.y;
+    acc.x += f * x.x;
+    acc.y += f * x.y;
+    acc.z += f * x.z;
+    acc.w += f * x.w;
+  }
+};
+
+}  // namespace tandem::cuda::decode
