@@ -89,6 +89,8 @@ Result<Answer> ask(client::HttpFetcher& fetcher, const ChatFlags& flags, const s
                                              ": " + result->body.substr(0, 500));
   }
   if (!stream.error().empty()) return fail(ErrorCode::kUnavailable, stream.error());
+  if (!stream.done())
+    return fail(ErrorCode::kUnavailable, "the answer ended without [DONE]: it is not whole");
   answer.seconds = to_seconds(clock.now() - begin);
   answer.prompt_tokens = stream.prompt_tokens();
   answer.output_tokens = stream.output_tokens();
