@@ -13,6 +13,7 @@
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
 #include <boost/beast/ssl/ssl_stream.hpp>
+#include <charconv>
 #include <list>
 #include <optional>
 #include <utility>
@@ -74,10 +75,11 @@ Result<Target> parse_url(const std::string& url) {
   if (rest.starts_with('[') && rest.ends_with(']')) rest = rest.substr(1, rest.size() - 2);
   target.host = rest;
   if (target.host.empty()) return bad("names no host");
-  if (target.port.empty() || target.port.size() > 5 ||
-      target.port.find_first_not_of("0123456789") != std::string::npos) {
-    return bad("has a bad port");
-  }
+  // getaddrinfo() takes a larger number for what its lowest 16 bits say.
+  uint16_t port = 0;
+  const char* const end = target.port.data() + target.port.size();
+  const auto [last, error] = std::from_chars(target.port.data(), end, port);
+  if (error != std::errc() || last != end || port == 0) return bad("has a bad port");
   return target;
 }
 

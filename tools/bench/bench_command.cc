@@ -9,6 +9,7 @@
 
 #include "tools/bench/device_command.h"
 #include "tools/bench/load_generator.h"
+#include "tools/number_flag.h"
 
 namespace tandem::bench {
 namespace {
@@ -81,17 +82,17 @@ void add_bench_command(CLI::App& app) {
   command
       ->add_option("--time-scale", flags->scale.time,
                    "Multiplies the trace's times: 0.5 sends twice as fast")
-      ->check(CLI::Range(0.0, 1e6));
+      ->check(between(0, 1e6));
   command
       ->add_option("--length-scale", flags->scale.length,
                    "Multiplies the trace's prompt and output lengths")
-      ->check(CLI::Range(1e-6, 1e3));
+      ->check(between(1e-6, 1e3));
   command->add_option("--max-prompt-tokens", flags->scale.max_prompt_tokens,
                       "Cut longer prompts of the trace");
   command->add_option("--max-output-tokens", flags->scale.max_output_tokens,
                       "Cut longer answers of the trace");
   command->add_option("--rate", flags->rate, "Poisson arrivals per second")
-      ->check(CLI::Range(1e-3, 1e6))
+      ->check(between(1e-3, 1e6))
       ->excludes(trace);
   command->add_option("--prompt-tokens", flags->prompt_tokens, "Prompt length")
       ->check(CLI::Range(1, 10'000'000))
@@ -105,9 +106,12 @@ void add_bench_command(CLI::App& app) {
                    "Closed loop: keep this many open and ignore due times")
       ->check(CLI::Range(1, 100'000));
   command->add_option("--seed", flags->load.seed, "Of arrivals and prompts");
-  command->add_option("--slo-ttft-ms", flags->slo_ttft_ms, "Goodput bound on time to first token");
-  command->add_option("--slo-itl-ms", flags->slo_itl_ms,
-                      "Goodput bound on a request's mean inter-token latency");
+  command->add_option("--slo-ttft-ms", flags->slo_ttft_ms, "Goodput bound on time to first token")
+      ->check(between(0, 1e9));
+  command
+      ->add_option("--slo-itl-ms", flags->slo_itl_ms,
+                   "Goodput bound on a request's mean inter-token latency")
+      ->check(between(0, 1e9));
   command->add_flag("--insecure", flags->insecure, "Do not verify the server's certificate");
   command->add_flag("--json", flags->json, "Print one JSON object");
   command->callback([flags] { serve(*flags); });

@@ -14,6 +14,7 @@
 #include "tools/cli/command.h"
 #include "tools/cli/server_flags.h"
 #include "tools/cli/status_text.h"
+#include "tools/number_flag.h"
 
 namespace tandem::cli {
 namespace {
@@ -199,7 +200,7 @@ void add_chat(CLI::App& app, CommandContext& context) {
   command->add_option("--ask", flags->ask, "one question instead of a conversation");
   command->add_option("--max-tokens", flags->max_tokens, "longest answer; default 512")
       ->check(CLI::Range(1, 1 << 24));
-  command->add_option("--temperature", flags->temperature)->check(CLI::Range(0.0, 2.0));
+  command->add_option("--temperature", flags->temperature)->check(between(0, 2));
   command->add_flag("--stats", flags->stats, "print latencies and KV sizes after each answer");
   command->callback(
       [flags, &context] { run(context, "chat", [&] { return chat(*flags, context); }); });

@@ -13,6 +13,7 @@
 #include "tools/cli/model_flags.h"
 #include "tools/cli/prompt_input.h"
 #include "tools/local/safetensors_writer.h"
+#include "tools/number_flag.h"
 
 namespace tandem::cli {
 namespace {
@@ -196,15 +197,14 @@ void add_sampling_flags(CLI::App& command, engine::SamplingParams& sampling) {
   sampling.temperature = 0;
   command
       .add_option("--temperature", sampling.temperature, "0: always the likeliest token (default)")
-      ->check(CLI::Range(0.0, 100.0));
+      ->check(between(0, 100));
   command.add_option("--top-k", sampling.top_k, "0: off")->check(CLI::NonNegativeNumber);
-  command.add_option("--top-p", sampling.top_p)->check(CLI::Range(0.0, 1.0));
-  command.add_option("--min-p", sampling.min_p)->check(CLI::Range(0.0, 1.0));
+  command.add_option("--top-p", sampling.top_p)->check(between(0, 1));
+  command.add_option("--min-p", sampling.min_p)->check(between(0, 1));
   command.add_option("--repetition-penalty", sampling.repetition_penalty, "over prompt and answer")
-      ->check(CLI::PositiveNumber);
-  command.add_option("--presence-penalty", sampling.presence_penalty)->check(CLI::Range(-2.0, 2.0));
-  command.add_option("--frequency-penalty", sampling.frequency_penalty)
-      ->check(CLI::Range(-2.0, 2.0));
+      ->check(between(0.01, 100));
+  command.add_option("--presence-penalty", sampling.presence_penalty)->check(between(-2, 2));
+  command.add_option("--frequency-penalty", sampling.frequency_penalty)->check(between(-2, 2));
   command.add_option("--seed", sampling.seed, "equal seeds draw equal tokens");
 }
 

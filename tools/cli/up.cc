@@ -15,6 +15,7 @@
 
 #include "common/config/config.h"
 #include "tools/cli/command.h"
+#include "tools/number_flag.h"
 #include "tools/supervise/run_dir.h"
 #include "tools/supervise/supervisor.h"
 
@@ -214,7 +215,7 @@ void add_up(CLI::App& app, CommandContext& context) {
   command
       ->add_option("--timeout", flags->timeout_seconds,
                    "seconds until everything must be ready; default 300")
-      ->check(CLI::PositiveNumber);
+      ->check(between(0.001, 1e6));
   command->callback([flags, &context] { run(context, "up", [&] { return up(*flags, context); }); });
 }
 
