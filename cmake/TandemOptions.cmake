@@ -24,10 +24,8 @@ if(TANDEM_CCACHE)
   set(CMAKE_CXX_COMPILER_LAUNCHER "${TANDEM_CCACHE}")
 endif()
 
-find_program(TANDEM_LLD ld.lld)
-if(TANDEM_LLD)
-  add_link_options(-fuse-ld=lld)
-endif()
+# The compiler's own linker. LLD (14, as Debian 12 has it) keeps GCC's unwind entries of functions without code, which hide those
+# of the functions that follow them: an exception that passed through one ended the process (tests/lint/unwind_table.py).
 
 if(TANDEM_FUZZ)
   # Coverage feedback from the libraries too, not only from the fuzzers' own files.

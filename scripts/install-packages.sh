@@ -60,7 +60,7 @@ find_boost() {
 
 wanted() {
   local b=${boost:-1.81}
-  printf '%s\n' g++ make cmake ninja-build pkg-config ccache lld git ca-certificates unzip \
+  printf '%s\n' g++ make cmake ninja-build pkg-config ccache git ca-certificates unzip \
     "libboost${b}-dev" "libboost-json${b}-dev" libyaml-cpp-dev prometheus-cpp-dev protobuf-compiler libprotobuf-dev \
     libucx-dev libexpected-dev libfmt-dev libcli11-dev libxxhash-dev libssl-dev zlib1g-dev \
     libgtest-dev libgmock-dev libbenchmark-dev python3 python3-pip python3-venv
