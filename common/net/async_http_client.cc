@@ -83,6 +83,11 @@ Result<Target> parse_url(const std::string& url) {
   return target;
 }
 
+constexpr int kMostHeads = 16;  // of one answer
+
+// 100 and 103 come before the answer itself, whenever a server or a proxy likes; 101 is one.
+bool is_interim(unsigned status) { return status >= 100 && status < 200 && status != 101; }
+
 // One connection. The TLS layer is there when the URL says so.
 struct Connection {
   using Plain = beast::tcp_stream;
@@ -226,11 +231,12 @@ class PooledClient final : public AsyncHttpClient {
     error_code error;
     connection.tcp().expires_after(state.options.silence_timeout);
     co_await http::async_write(stream, request, asio::redirect_error(asio::use_awaitable, error));
-    http::response_parser<http::buffer_body> parser;
-    parser.body_limit(boost::none);
-    if (!error) {
-      co_await http::async_read_header(stream, connection.buffer, parser,
+    std::optional<http::response_parser<http::buffer_body>> parser;
+    for (int heads = 0; !error && heads < kMostHeads; ++heads) {
+      parser.emplace().body_limit(boost::none);
+      co_await http::async_read_header(stream, connection.buffer, *parser,
                                        asio::redirect_error(asio::use_awaitable, error));
+      if (!error && !is_interim(parser->get().result_int())) break;
     }
     if (error) {
       const bool gone = error == http::error::end_of_stream || error == asio::error::eof ||
@@ -238,9 +244,9 @@ class PooledClient final : public AsyncHttpClient {
       if (connection.used && gone) co_return Attempt::kStale;
       throw boost::system::system_error(error);
     }
-    report_head(parser, state, events);
-    co_await read_body(stream, connection, state, parser, events);
-    keep = parser.keep_alive();
+    report_head(*parser, state, events);
+    co_await read_body(stream, connection, state, *parser, events);
+    keep = parser->keep_alive();
     co_return Attempt::kDone;
   }
 

@@ -78,6 +78,8 @@ def test_chat_tells_an_answer_that_is_not_whole(whole):
     class Server(http.server.BaseHTTPRequestHandler):  # speaks HTTP/1.0: the end of the connection ends the answer
         def do_POST(self):
             self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response_only(103)  # a hint that clients may pass over
+            self.end_headers()
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.end_headers()
