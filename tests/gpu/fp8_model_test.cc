@@ -3,10 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <boost/json.hpp>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
 
 #include "common/cuda/device_info.h"
 #include "common/engine/cuda/cuda_ops.h"
@@ -58,28 +62,32 @@ double perplexity(const std::vector<float>& logits, const std::vector<TokenId>& 
   return std::exp(nll / static_cast<double>(tokens.size() - 1));
 }
 
-void compare(const std::filesystem::path& model, const std::filesystem::path& golden_folder,
-             double limit) {
-  const auto golden = load_golden(golden_folder);
-  ASSERT_TRUE(golden) << golden.error().to_string();
+struct Comparison {
+  double off = 0;   // relative L2 of all logits
+  double bf16 = 0;  // perplexities, the geometric mean over prompts
+  double fp8 = 0;
+};
+
+// Nothing where the model cannot be kept in FP8.
+std::optional<Comparison> compare(const std::filesystem::path& model,
+                                  const std::vector<std::vector<TokenId>>& prompts) {
   std::vector<std::vector<float>> bf16;
   {
     const auto harness = open(model, engine::Quantization::kNone);
-    ASSERT_NE(harness, nullptr);
-    for (const GoldenCase& c : *golden) bf16.push_back(harness->logits(c.prompt).value());
+    if (harness == nullptr) return std::nullopt;
+    for (const auto& prompt : prompts) bf16.push_back(harness->logits(prompt).value());
   }
   const auto harness = open(model, engine::Quantization::kFp8);
-  if (harness == nullptr) return;  // of odd sizes
+  if (harness == nullptr) return std::nullopt;
   double difference = 0, norm = 0;
   size_t same = 0, rows = 0;
-  double perplexity_bf16 = 0, perplexity_fp8 = 0;
-  for (size_t i = 0; i < golden->size(); ++i) {
-    const std::vector<TokenId>& prompt = (*golden)[i].prompt;
-    const auto got = harness->logits(prompt);
-    ASSERT_TRUE(got) << got.error().to_string();
-    const size_t vocab = got->size() / prompt.size();
-    for (size_t j = 0; j < got->size(); ++j) {
-      const double d = static_cast<double>((*got)[j]) - static_cast<double>(bf16[i][j]);
+  Comparison c;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const std::vector<TokenId>& prompt = prompts[i];
+    const std::vector<float> got = harness->logits(prompt).value();
+    const size_t vocab = got.size() / prompt.size();
+    for (size_t j = 0; j < got.size(); ++j) {
+      const double d = static_cast<double>(got[j]) - static_cast<double>(bf16[i][j]);
       difference += d * d;
       norm += static_cast<double>(bf16[i][j]) * static_cast<double>(bf16[i][j]);
     }
@@ -88,21 +96,31 @@ void compare(const std::filesystem::path& model, const std::filesystem::path& go
         const auto begin = v.begin() + static_cast<std::ptrdiff_t>(r * vocab);
         return std::max_element(begin, begin + static_cast<std::ptrdiff_t>(vocab)) - begin;
       };
-      same += best(*got) == best(bf16[i]) ? 1 : 0;
+      same += best(got) == best(bf16[i]) ? 1 : 0;
       ++rows;
     }
     if (prompt.size() < 2) continue;
-    perplexity_bf16 += std::log(perplexity(bf16[i], prompt));
-    perplexity_fp8 += std::log(perplexity(*got, prompt));
+    c.bf16 += std::log(perplexity(bf16[i], prompt));
+    c.fp8 += std::log(perplexity(got, prompt));
   }
-  const double off = std::sqrt(difference / norm);
-  const double cases = static_cast<double>(golden->size());
+  const double cases = static_cast<double>(prompts.size());
+  c.off = std::sqrt(difference / norm);
+  c.bf16 = std::exp(c.bf16 / cases);
+  c.fp8 = std::exp(c.fp8 / cases);
   std::printf(
       "[ FIGURE   ] %-12s logits %.4f off bf16, same best token %zu of %zu, perplexity %.3f "
       "(bf16 %.3f)\n",
-      model.filename().c_str(), off, same, rows, std::exp(perplexity_fp8 / cases),
-      std::exp(perplexity_bf16 / cases));
-  EXPECT_LT(off, limit) << model;
+      model.filename().c_str(), c.off, same, rows, c.fp8, c.bf16);
+  return c;
+}
+
+std::vector<std::vector<TokenId>> prompts_of(const std::filesystem::path& golden) {
+  std::vector<std::vector<TokenId>> prompts;
+  const auto cases = load_golden(golden);
+  EXPECT_TRUE(cases) << cases.error().to_string();
+  if (!cases) return prompts;
+  for (const GoldenCase& c : *cases) prompts.push_back(c.prompt);
+  return prompts;
 }
 
 TEST(Fp8Model, LogitsStayNearThoseOfBf16) {
@@ -113,10 +131,34 @@ TEST(Fp8Model, LogitsStayNearThoseOfBf16) {
     if (!checkpoint || (*checkpoint)->config().moe.experts > 0) continue;
     if (!std::filesystem::exists(entry.path() / "golden.json")) continue;
     // Random weights amplify: a bound that only something broken exceeds.
-    compare(entry.path(), entry.path(), 0.5);
+    const auto c = compare(entry.path(), prompts_of(entry.path()));
+    if (c) {
+      EXPECT_LT(c->off, 0.5) << entry.path();
+    }
   }
-  if (const char* path = std::getenv("TANDEM_SMOLLM2"))
-    compare(path, test_data("golden/smollm2"), 0.15);
+  const char* path = std::getenv("TANDEM_SMOLLM2");
+  if (path == nullptr) return;
+  const auto c = compare(path, prompts_of(test_data("golden/smollm2")));
+  ASSERT_TRUE(c);
+  EXPECT_LT(c->off, 0.15);
+}
+
+// Conversations like those it was trained on (make_dialogs.py beside them).
+TEST(Fp8Model, ATrainedModelKeepsItsPerplexity) {
+  const auto devices = cuda::list_devices();
+  if (!devices || devices->empty()) GTEST_SKIP() << "no CUDA device here";
+  std::ifstream file(test_data("fp8/dialogs.json"));
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  std::vector<std::vector<TokenId>> prompts;
+  for (const auto& prompt : boost::json::parse(text).at("prompts").as_array()) {
+    prompts.emplace_back();
+    for (const auto& id : prompt.as_array()) prompts.back().push_back(id.to_number<TokenId>());
+  }
+  ASSERT_EQ(prompts.size(), 24U);
+  const auto c = compare(test_data("../../models/chat-6m"), prompts);
+  ASSERT_TRUE(c);
+  EXPECT_LT(c->fp8 / c->bf16, 1.03);
+  EXPECT_LT(c->off, 0.15);
 }
 
 TEST(Fp8Model, AMixtureOfExpertsIsRefused) {

@@ -5,7 +5,7 @@
 #include <string_view>
 
 // `tandem bench step` for machines that have a card but not the libraries that `tandem` needs.
-// Usage: gpu_step_bench [LAYERS [KV_FORMAT [profile | fp8]]]
+// Usage: gpu_step_bench [LAYERS [KV_FORMAT [profile] [fp8]]]
 int main(int argc, char** argv) {
   tandem::bench::StepBenchOptions options;
   if (argc > 1) options.layers = static_cast<uint32_t>(std::strtoul(argv[1], nullptr, 10));
@@ -17,9 +17,11 @@ int main(int argc, char** argv) {
     }
     options.format = *format;
   }
-  options.profile = argc > 3 && std::string_view(argv[3]) == "profile";
-  if (argc > 3 && std::string_view(argv[3]) == "fp8")
-    options.quantization = tandem::engine::Quantization::kFp8;
+  for (int i = 3; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (word == "profile") options.profile = true;
+    if (word == "fp8") options.quantization = tandem::engine::Quantization::kFp8;
+  }
   const auto sink = [](const tandem::bench::DeviceRow& row) {
     std::printf("%-24s %-18s %9.3f ms", row.what.c_str(), row.shape.c_str(), row.seconds * 1e3);
     if (row.ceiling > 0)
