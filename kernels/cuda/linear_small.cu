@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear_small_layout.h"
+#include "kernels/cuda/linear_small_multiply.cuh"
 #include "kernels/cuda/linear_small_norm.cuh"
 #include "kernels/cuda/pipeline.cuh"
 #include "kernels/cuda/rows.cuh"
@@ -26,7 +27,8 @@ constexpr int kThreads = kConsumers + kProducerWarps * 32;
 static_assert(kConsumers == kNormThreads);
 
 struct Task {
-  const __nv_bfloat16* weight;
+  const void* weight;
+  const float* scales;  // of FP8 weights
   const __nv_bfloat16* bias;
   const __nv_bfloat16* x;
   const float* residual;
@@ -95,6 +97,25 @@ struct Tile {
   int rows;
 };
 
+// How a stage lies in shared memory: weights, then the rows that come with them. In bytes.
+struct Stage {
+  int pitch;    // of weights
+  int x_pitch;  // of the rows, wherever they are
+  int x_at;
+  int bytes;
+};
+
+template <Input kInput, WeightType kWeight>
+__device__ __forceinline__ Stage stage_of(const Task& task) {
+  constexpr bool kResident = is_resident(kInput);
+  Stage stage;
+  stage.pitch = static_cast<int>(small_weight_pitch(task.chunk, element_bytes(kWeight)));
+  stage.x_pitch = static_cast<int>(small_pitch(kResident ? task.in : task.chunk));
+  stage.x_at = task.tile_rows * stage.pitch;
+  stage.bytes = stage.x_at + (kResident ? 0 : task.rows * stage.x_pitch);
+  return stage;
+}
+
 template <Input kInput>
 __device__ __forceinline__ Tile tile_at(const Task& task, int position, int end) {
   if constexpr (kInput == Input::kExperts) {
@@ -107,17 +128,17 @@ __device__ __forceinline__ Tile tile_at(const Task& task, int position, int end)
   return {position, position, min(task.tile_rows, end - position), 0, task.rows};
 }
 
-template <Input kInput>
+template <Input kInput, WeightType kWeight>
 __device__ __forceinline__ void produce(const Task& task, const Memory& memory, Range range,
                                         int t) {
   constexpr bool kLoadsX = !is_resident(kInput);
   // The row that this thread loads: the rows are dealt out to the warps one by one.
   const int lane = t % 32 * kProducerWarps + t / 32;
   const uint64_t weights = evict_first_policy();
-  const auto pitch = static_cast<int>(small_pitch(task.chunk));
-  const int stage_bytes = (task.tile_rows + (kLoadsX ? task.rows : 0)) * pitch;
+  constexpr int kElement = element_bytes(kWeight);
+  const Stage layout = stage_of<kInput, kWeight>(task);
   const auto load_x = [&](int stage, const __nv_bfloat16* x, int bytes) {
-    bulk_load(memory.stages + stage * stage_bytes + (task.tile_rows + lane) * pitch, x,
+    bulk_load(memory.stages + stage * layout.bytes + layout.x_at + lane * layout.x_pitch, x,
               static_cast<uint32_t>(bytes), &memory.full[stage]);
   };
   // Weights of the first stages are on their way before the rows are known to be there.
@@ -145,7 +166,8 @@ __device__ __forceinline__ void produce(const Task& task, const Memory& memory, 
   uint32_t parity = 1;
   for (int position = range.begin; position < range.end;) {
     const Tile tile = tile_at<kInput>(task, position, range.end);
-    const __nv_bfloat16* weight = task.weight + (tile.weight_row + lane) * task.in;
+    const char* weight =
+        static_cast<const char*>(task.weight) + (tile.weight_row + lane) * task.in * kElement;
     const __nv_bfloat16* x = nullptr;
     if (kLoadsX && lane < tile.rows) {
       const int row = tile.first_x + lane;
@@ -158,15 +180,17 @@ __device__ __forceinline__ void produce(const Task& task, const Memory& memory, 
         if (!waited) load_first_x(task.stages);
         barrier_wait(&memory.empty[stage], parity);
       }
-      const int bytes = min(task.chunk, task.in - at) * 2;
+      const int inputs = min(task.chunk, task.in - at);
       if (t == 0)
         barrier_expect(&memory.full[stage],
-                       static_cast<uint32_t>((tile.count + (kLoadsX ? tile.rows : 0)) * bytes));
+                       static_cast<uint32_t>(
+                           (tile.count * kElement + (kLoadsX ? tile.rows * 2 : 0)) * inputs));
       __syncwarp();
       if (lane < tile.count)
-        bulk_load(memory.stages + stage * stage_bytes + lane * pitch, weight + at,
-                  static_cast<uint32_t>(bytes), &memory.full[stage], weights);
-      if (kLoadsX && waited && lane < tile.rows) load_x(stage, x + at, bytes);
+        bulk_load(memory.stages + stage * layout.bytes + lane * layout.pitch,
+                  weight + at * kElement, static_cast<uint32_t>(inputs * kElement),
+                  &memory.full[stage], weights);
+      if (kLoadsX && waited && lane < tile.rows) load_x(stage, x + at, inputs * 2);
       if (++stage == task.stages) {
         stage = 0;
         parity ^= 1;
@@ -175,56 +199,6 @@ __device__ __forceinline__ void produce(const Task& task, const Memory& memory, 
     position += tile.count;
   }
   if (!waited) load_first_x(step);
-}
-
-// Where a lane's operands begin in a stage: rows that do not exist stand for the last that does,
-// since what lies behind it may be no memory at all. Their results are dropped.
-template <int kColumns>
-struct LaneOffsets {
-  uint32_t weights[2];
-  uint32_t x[kColumns / 8];
-};
-
-// One warp's products of one chunk. `valid` inputs; past them shared memory holds anything.
-template <int kColumns>
-__device__ __forceinline__ void multiply(float (&sums)[2][kColumns / 8][4], uint32_t weights,
-                                         uint32_t x, const LaneOffsets<kColumns>& lanes, bool both,
-                                         int first, int valid) {
-  for (int k = first; k < valid; k += 32 * static_cast<int>(kSmallWarps)) {
-    uint32_t b[kColumns / 8][4];
-#pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n)
-      load_matrices(b[n], x + lanes.x[n] + static_cast<uint32_t>(k * 2));
-    uint32_t a[2][2][4];
-#pragma unroll
-    for (int m = 0; m < 2; ++m)
-      if (m == 0 || both)
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-          load_matrices(a[m][h],
-                        weights + lanes.weights[m] + static_cast<uint32_t>((k + h * 16) * 2));
-    if (k + 32 > valid) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-        if (k + j * 8 >= valid) {
-#pragma unroll
-          for (int n = 0; n < kColumns / 8; ++n) b[n][j] = 0;
-#pragma unroll
-          for (int m = 0; m < 2; ++m) {
-            a[m][j / 2][j % 2 * 2] = 0;
-            a[m][j / 2][j % 2 * 2 + 1] = 0;
-          }
-        }
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-#pragma unroll
-      for (int m = 0; m < 2; ++m)
-        if (m == 0 || both)
-#pragma unroll
-          for (int n = 0; n < kColumns / 8; ++n)
-            mma_bf16(sums[m][n], a[m][h], b[n][h * 2], b[n][h * 2 + 1]);
-  }
 }
 
 // Sum of the eight warps for weight row `r` of the tile and activation row `c`.
@@ -239,11 +213,18 @@ __device__ __forceinline__ float total(const Memory& memory, int r, int c) {
   return __fmul_rn(sum, memory.factors[c]);
 }
 
+// What the sums of an output of FP8 weights are multiplied by.
+template <WeightType kWeight>
+__device__ __forceinline__ float scaled(const Task& task, float sum, int output) {
+  if constexpr (kWeight == WeightType::kFp8) return __fmul_rn(sum, task.scales[output]);
+  return sum;
+}
+
 __device__ __forceinline__ float bias_of(const Task& task, int output) {
   return task.bias == nullptr ? 0.0F : __bfloat162float(task.bias[output]);
 }
 
-template <SmallEpilogue kEpilogue, int kColumns>
+template <SmallEpilogue kEpilogue, int kColumns, WeightType kWeight>
 __device__ __forceinline__ void finish(const Task& task, const Memory& memory, const Tile& tile,
                                        const float (&before)[kColumns / 8], int t) {
   constexpr int kRows = static_cast<int>(kSmallTileRows);
@@ -252,8 +233,12 @@ __device__ __forceinline__ void finish(const Task& task, const Memory& memory, c
     const int c = t / (kRows / 2);
     const int r = t % (kRows / 2) * 2;
     if (r >= tile.count || c >= tile.rows) return;
-    const float gate = total<kColumns>(memory, r, c) + bias_of(task, tile.output + r);
-    const float up = total<kColumns>(memory, r + 1, c) + bias_of(task, tile.output + r + 1);
+    const auto product = [&](int row) {
+      return scaled<kWeight>(task, total<kColumns>(memory, row, c), tile.output + row) +
+             bias_of(task, tile.output + row);
+    };
+    const float gate = product(r);
+    const float up = product(r + 1);
     out[int64_t{tile.first_x + c} * (task.out / 2) + (tile.output + r) / 2] =
         __float2bfloat16_rn(silu(gate) * up);
   } else {
@@ -262,7 +247,8 @@ __device__ __forceinline__ void finish(const Task& task, const Memory& memory, c
       const int r = t % kRows;
       const int c = t / kRows + i * 8;
       if (r >= tile.count || c >= tile.rows) continue;
-      const float y = total<kColumns>(memory, r, c) + bias_of(task, tile.output + r);
+      const float y = scaled<kWeight>(task, total<kColumns>(memory, r, c), tile.output + r) +
+                      bias_of(task, tile.output + r);
       const int64_t at = int64_t{tile.first_x + c} * task.out + tile.output + r;
       if constexpr (kEpilogue == SmallEpilogue::kStore)
         static_cast<__nv_bfloat16*>(task.result)[at] = __float2bfloat16_rn(y);
@@ -274,30 +260,21 @@ __device__ __forceinline__ void finish(const Task& task, const Memory& memory, c
   }
 }
 
-template <Input kInput, SmallEpilogue kEpilogue, int kColumns>
+template <Input kInput, SmallEpilogue kEpilogue, int kColumns, WeightType kWeight>
 __device__ __forceinline__ void consume(const Task& task, const Memory& memory, Range range,
                                         int t) {
   constexpr int kRows = static_cast<int>(kSmallTileRows);
   constexpr bool kResident = is_resident(kInput);
   const int lane = t % 32;
   const int warp = t / 32;
-  const auto pitch = static_cast<int>(small_pitch(task.chunk));
-  const int stage_bytes = (task.tile_rows + (kResident ? 0 : task.rows)) * pitch;
-  const auto x_pitch = kResident ? static_cast<int>(small_pitch(task.in)) : pitch;
+  const Stage layout = stage_of<kInput, kWeight>(task);
   int stage = 0;
   uint32_t parity = 0;
   for (int position = range.begin; position < range.end;) {
     const Tile tile = tile_at<kInput>(task, position, range.end);
     position += tile.count;
-    LaneOffsets<kColumns> lanes;
-#pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n)
-      lanes.x[n] =
-          static_cast<uint32_t>(min(lane % 8 + n * 8, tile.rows - 1) * x_pitch + lane / 8 * 16);
-#pragma unroll
-    for (int m = 0; m < 2; ++m)
-      lanes.weights[m] =
-          static_cast<uint32_t>(min(lane % 16 + m * 16, tile.count - 1) * pitch + lane / 16 * 16);
+    const auto lanes =
+        lane_offsets<kColumns, kWeight>(lane, tile.rows, layout.x_pitch, tile.count, layout.pitch);
     float before[kColumns / 8] = {};
     if constexpr (kEpilogue == SmallEpilogue::kAdd) {
 #pragma unroll
@@ -309,11 +286,11 @@ __device__ __forceinline__ void consume(const Task& task, const Memory& memory, 
     float sums[2][kColumns / 8][4] = {};
     for (int at = 0; at < task.in; at += task.chunk) {
       barrier_wait(&memory.full[stage], parity);
-      const uint32_t weights = shared_address(memory.stages + stage * stage_bytes);
+      const uint32_t weights = shared_address(memory.stages + stage * layout.bytes);
       const uint32_t x = kResident ? shared_address(memory.resident) + static_cast<uint32_t>(at * 2)
-                                   : weights + static_cast<uint32_t>(task.tile_rows * pitch);
-      multiply<kColumns>(sums, weights, x, lanes, tile.count > 16, warp * 32,
-                         min(task.chunk, task.in - at));
+                                   : weights + static_cast<uint32_t>(layout.x_at);
+      multiply<kColumns, kWeight>(sums, weights, x, lanes, tile.count > 16, warp * 32,
+                                  min(task.chunk, task.in - at));
       __syncwarp();
       if (lane == 0) barrier_arrive(&memory.empty[stage]);
       if (++stage == task.stages) {
@@ -331,12 +308,13 @@ __device__ __forceinline__ void consume(const Task& task, const Memory& memory, 
           *reinterpret_cast<float2*>(mine + (m * 16 + h * 8 + lane / 4) * kColumns + n * 8 +
                                      lane % 4 * 2) = {sums[m][n][h * 2], sums[m][n][h * 2 + 1]};
     consumers_sync();
-    finish<kEpilogue, kColumns>(task, memory, tile, before, t);
+    finish<kEpilogue, kColumns, kWeight>(task, memory, tile, before, t);
     consumers_sync();
   }
 }
 
-template <Input kInput, SmallEpilogue kEpilogue, int kColumns>
+template <Input kInput, SmallEpilogue kEpilogue, int kColumns,
+          WeightType kWeight = WeightType::kBf16>
 __global__ void __launch_bounds__(kThreads, kColumns == 8 ? 2 : 1) linear_small_kernel(Task task) {
   constexpr bool kResident = is_resident(kInput);
   extern __shared__ __align__(128) char shared[];
@@ -368,7 +346,7 @@ __global__ void __launch_bounds__(kThreads, kColumns == 8 ? 2 : 1) linear_small_
   if (kInput == Input::kExperts || t < kConsumers) wait_for_previous();
   const Range range = range_of_block<kInput, kEpilogue>(task);
   if (t >= kConsumers) {
-    produce<kInput>(task, memory, range, t - kConsumers);
+    produce<kInput, kWeight>(task, memory, range, t - kConsumers);
     return;
   }
   if constexpr (kInput == Input::kNormed) {
@@ -379,26 +357,40 @@ __global__ void __launch_bounds__(kThreads, kColumns == 8 ? 2 : 1) linear_small_
     memory.factors[t] = task.factors == nullptr ? 1.0F : task.factors[t];
   }
   if constexpr (kInput == Input::kLoaded) barrier_wait(memory.loaded, 0);
-  consume<kInput, kEpilogue, kColumns>(task, memory, range, t);
+  consume<kInput, kEpilogue, kColumns, kWeight>(task, memory, range, t);
 }
 
 using Kernel = void (*)(Task);
 
-template <Input kInput, SmallEpilogue kEpilogue>
+template <Input kInput, SmallEpilogue kEpilogue, WeightType kWeight = WeightType::kBf16>
 Kernel pick_columns(uint32_t rows) {
-  return small_columns(rows) == 16 ? linear_small_kernel<kInput, kEpilogue, 16>
-                                   : linear_small_kernel<kInput, kEpilogue, 8>;
+  return small_columns(rows) == 16 ? linear_small_kernel<kInput, kEpilogue, 16, kWeight>
+                                   : linear_small_kernel<kInput, kEpilogue, 8, kWeight>;
 }
 
-template <SmallEpilogue kEpilogue>
+template <SmallEpilogue kEpilogue, WeightType kWeight = WeightType::kBf16>
 Kernel pick_input(SmallInput input, uint32_t rows) {
   switch (input) {
     case SmallInput::kNormed:
-      return pick_columns<Input::kNormed, kEpilogue>(rows);
+      return pick_columns<Input::kNormed, kEpilogue, kWeight>(rows);
     case SmallInput::kLoaded:
-      return pick_columns<Input::kLoaded, kEpilogue>(rows);
+      return pick_columns<Input::kLoaded, kEpilogue, kWeight>(rows);
     case SmallInput::kStreamed:
-      return pick_columns<Input::kStreamed, kEpilogue>(rows);
+      return pick_columns<Input::kStreamed, kEpilogue, kWeight>(rows);
+  }
+  return nullptr;
+}
+
+Kernel pick_fp8(SmallEpilogue epilogue, SmallInput input, uint32_t rows) {
+  switch (epilogue) {
+    case SmallEpilogue::kStore:
+      return pick_input<SmallEpilogue::kStore, WeightType::kFp8>(input, rows);
+    case SmallEpilogue::kAdd:
+      return pick_input<SmallEpilogue::kAdd, WeightType::kFp8>(input, rows);
+    case SmallEpilogue::kSiluMul:
+      return pick_input<SmallEpilogue::kSiluMul, WeightType::kFp8>(input, rows);
+    case SmallEpilogue::kStoreFloat:
+      break;  // the head stays bf16
   }
   return nullptr;
 }
@@ -425,7 +417,9 @@ Kernel pick_experts(SmallEpilogue epilogue, uint32_t rows) {
 
 Task raw_task(const SmallLinear& task, const SmallPlan& plan) {
   Task raw{};
-  raw.weight = reinterpret_cast<const __nv_bfloat16*>(task.weight);
+  raw.weight = task.weight;
+  if (task.fp8 != nullptr) raw.weight = task.fp8;
+  raw.scales = task.scales;
   raw.bias = reinterpret_cast<const __nv_bfloat16*>(task.bias);
   raw.x = reinterpret_cast<const __nv_bfloat16*>(task.x);
   raw.residual = task.residual;
@@ -455,8 +449,10 @@ cudaError_t prepare_small_linear() {
                                          SmallEpilogue::kSiluMul, SmallEpilogue::kStoreFloat})
       for (const SmallInput input :
            {SmallInput::kNormed, SmallInput::kLoaded, SmallInput::kStreamed})
-        if (const cudaError_t error = lift_limit(pick(epilogue, input, rows)); error != cudaSuccess)
-          return error;
+        for (const Kernel kernel : {pick(epilogue, input, rows), pick_fp8(epilogue, input, rows)}) {
+          if (kernel == nullptr) continue;
+          if (const cudaError_t error = lift_limit(kernel); error != cudaSuccess) return error;
+        }
     for (const SmallEpilogue epilogue : {SmallEpilogue::kStore, SmallEpilogue::kSiluMul})
       if (const cudaError_t error = lift_limit(pick_experts(epilogue, rows)); error != cudaSuccess)
         return error;
@@ -467,6 +463,9 @@ cudaError_t prepare_small_linear() {
 cudaError_t linear_small(const SmallLinear& task, const SmallPlan& plan, cudaStream_t stream) {
   if (task.rows == 0 || task.out == 0) return cudaSuccess;
   if (task.rows > kSmallRows) return cudaErrorInvalidValue;
+  const bool fp8 = task.fp8 != nullptr;
+  if (fp8 && (task.in % 16 != 0 || task.epilogue == SmallEpilogue::kStoreFloat))
+    return cudaErrorInvalidValue;
   const bool plain = task.in % 8 != 0;
   SmallLinear ready = task;
   if (task.norm != nullptr && (plain || plan.input != SmallInput::kNormed)) {
@@ -481,8 +480,9 @@ cudaError_t linear_small(const SmallLinear& task, const SmallPlan& plan, cudaStr
   if (plain) return linear_plain(ready, stream);
   Task raw = raw_task(ready, plan);
   if (task.norm != nullptr && plan.input != SmallInput::kNormed) raw.factors = task.scratch_factors;
-  return launch_chained(pick(task.epilogue, plan.input, task.rows), dim3(plan.blocks),
-                        dim3(kThreads), plan.shared_bytes, stream, raw);
+  const Kernel kernel = fp8 ? pick_fp8(task.epilogue, plan.input, task.rows)
+                            : pick(task.epilogue, plan.input, task.rows);
+  return launch_chained(kernel, dim3(plan.blocks), dim3(kThreads), plan.shared_bytes, stream, raw);
 }
 
 cudaError_t linear_small_experts(const SmallLinear& task, const SmallExperts& experts,

@@ -23,7 +23,11 @@ enum class SmallEpilogue : uint8_t {
 // Where the input comes from: bf16 rows `x`, or (norm set) the RMS norm of float rows `residual`.
 struct SmallLinear {
   const Bf16* weight = nullptr;  // [out, in]
-  const Bf16* bias = nullptr;    // [out], or null
+  // Instead: float8 e4m3, value = element * scales[output]; in % 16 == 0, 16-byte aligned. Rows
+  // stay bf16. Not for kStoreFloat.
+  const uint8_t* fp8 = nullptr;
+  const float* scales = nullptr;
+  const Bf16* bias = nullptr;  // [out], or null
   int64_t in = 0;
   int64_t out = 0;
   uint32_t rows = 0;  // 1..kSmallRows

@@ -32,13 +32,21 @@ inline constexpr int kSmallSharedLimit = 227 * 1024;
 [[nodiscard]] __host__ __device__ constexpr uint32_t small_pitch(int64_t columns) {
   return static_cast<uint32_t>((columns + 63) / 64 * 64 * 2 + 16);
 }
+// The same for weights of `element` bytes.
+[[nodiscard]] __host__ __device__ constexpr uint32_t small_weight_pitch(int64_t columns,
+                                                                        int64_t element) {
+  return static_cast<uint32_t>((columns * element + 127) / 128 * 128 + 16);
+}
 [[nodiscard]] __host__ __device__ constexpr uint32_t small_resident_bytes(int64_t in,
                                                                           uint32_t rows) {
   return rows * small_pitch(in);
 }
-[[nodiscard]] __host__ __device__ constexpr uint32_t small_stage_bytes(uint32_t stage_rows,
-                                                                       uint32_t chunk) {
-  return stage_rows * small_pitch(chunk);
+// Weights, then rows of activations that come with them.
+[[nodiscard]] __host__ __device__ constexpr uint32_t small_stage_bytes(uint32_t tile_rows,
+                                                                       uint32_t x_rows,
+                                                                       uint32_t chunk,
+                                                                       int64_t element) {
+  return tile_rows * small_weight_pitch(chunk, element) + x_rows * small_pitch(chunk);
 }
 
 }  // namespace tandem::cuda

@@ -11,10 +11,14 @@ uint32_t ceil_div(int64_t a, int64_t b) { return static_cast<uint32_t>((a + b - 
 // Fewest outputs that are worth a block of their own.
 constexpr int64_t kMinBlockRows = 4;
 constexpr uint32_t kMaxStages = 8;
-// Copies of 1 KiB a row (512 inputs) stream 5 to 10 % faster than shorter ones as long as three
-// stages fit; longer ones gain nothing (H200, Qwen2-7B shapes).
-constexpr uint32_t kLongChunk = 2 * kSmallChunk;
+// Copies of 1 KiB a row (512 inputs in bf16) stream 5 to 10 % faster than shorter ones as long as
+// three stages fit; longer ones gain nothing (H200, Qwen2-7B shapes).
+constexpr uint32_t kLongCopy = 1024;
 constexpr uint32_t kMinStages = 3;
+
+int64_t element_of(const SmallLinear& task) {
+  return task.fp8 != nullptr ? 1 : static_cast<int64_t>(sizeof(Bf16));
+}
 
 int64_t unit_of(const SmallLinear& task) {
   return task.epilogue == SmallEpilogue::kSiluMul ? 2 : 1;
@@ -40,13 +44,17 @@ void plan_stages(const SmallLinear& task, const SmallDevice& device, const Small
   const uint32_t fixed =
       small_fixed_bytes(task.rows) + (streamed ? 0 : small_resident_bytes(task.in, task.rows));
   const uint32_t room = shared - std::min(fixed, shared);
-  const uint32_t stage_rows = plan.tile_rows + (streamed ? task.rows : 0);
+  const int64_t element = element_of(task);
+  const auto stage = [&](uint32_t chunk) {
+    return small_stage_bytes(plan.tile_rows, streamed ? task.rows : 0, chunk, element);
+  };
   plan.chunk = overrides.chunk;
-  if (plan.chunk == 0)
-    plan.chunk =
-        room / small_stage_bytes(stage_rows, kLongChunk) >= kMinStages ? kLongChunk : kSmallChunk;
+  if (plan.chunk == 0) {
+    plan.chunk = kLongCopy / static_cast<uint32_t>(element);
+    while (plan.chunk > kSmallChunk && room / stage(plan.chunk) < kMinStages) plan.chunk /= 2;
+  }
   plan.chunk = std::min(plan.chunk, ceil_div(task.in, kSmallChunk) * kSmallChunk);
-  const uint32_t stage_bytes = small_stage_bytes(stage_rows, plan.chunk);
+  const uint32_t stage_bytes = stage(plan.chunk);
   const uint32_t most = overrides.stages != 0 ? overrides.stages : kMaxStages;
   plan.stages = std::clamp<uint32_t>(room / stage_bytes, 1, most);
   plan.shared_bytes = fixed + plan.stages * stage_bytes;

@@ -150,15 +150,17 @@ TEST(Fp8Model, ATrainedModelKeepsItsPerplexity) {
   std::ifstream file(test_data("fp8/dialogs.json"));
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   std::vector<std::vector<TokenId>> prompts;
-  for (const auto& prompt : boost::json::parse(text).at("prompts").as_array()) {
+  const boost::json::value document = boost::json::parse(text);
+  for (const auto& prompt : document.at("prompts").as_array()) {
     prompts.emplace_back();
     for (const auto& id : prompt.as_array()) prompts.back().push_back(id.to_number<TokenId>());
   }
   ASSERT_EQ(prompts.size(), 24U);
   const auto c = compare(test_data("../../models/chat-6m"), prompts);
   ASSERT_TRUE(c);
-  EXPECT_LT(c->fp8 / c->bf16, 1.03);
-  EXPECT_LT(c->off, 0.15);
+  // The same quantization simulated in PyTorch: 1.008 and 0.065.
+  EXPECT_LT(c->fp8 / c->bf16, 1.02);
+  EXPECT_LT(c->off, 0.1);
 }
 
 TEST(Fp8Model, AMixtureOfExpertsIsRefused) {

@@ -1,7 +1,9 @@
 #include "kernels/cuda/linear_small.h"
 
+#include <random>
 #include <string>
 
+#include "common/kv/codec.h"
 #include "kernels/cuda/rows.h"
 #include "tests/gpu/device_data.h"
 
@@ -238,6 +240,83 @@ TEST_F(LinearSmallTest, ChainsInAGraph) {
   ASSERT_CUDA(cudaGraphExecDestroy(exec));
   ASSERT_CUDA(cudaGraphDestroy(graph));
   ASSERT_CUDA(cudaStreamDestroy(stream));
+}
+
+// Weights in float8, every value of it among them; rows stay bf16.
+struct Fp8Weights {
+  Fp8Weights(Shape shape, uint32_t seed) : bits(shape.in * shape.out), scales(shape.out) {
+    std::mt19937 random(seed);
+    values.resize(bits.size());
+    for (size_t o = 0; o < shape.out; ++o) {
+      // Every seventh output has subnormal weights alone, scaled to count as much as others.
+      const bool small = o % 7 == 0;
+      scales[o] = static_cast<float>(1 + random() % 1000) * (small ? 1e-2F : 1e-6F);
+      for (size_t i = 0; i < shape.in; ++i) {
+        uint8_t& b = bits[o * shape.in + i];
+        b = static_cast<uint8_t>(random());
+        if (small) b &= 0x87;
+        if ((b & 0x7f) == 0x7f) b = 0x80;  // NaN: a negative zero instead
+        values[o * shape.in + i] =
+            static_cast<double>(kv::e4m3_to_float(b)) * static_cast<double>(scales[o]);
+      }
+    }
+  }
+  std::vector<uint8_t> bits;
+  std::vector<float> scales;
+  std::vector<double> values;
+};
+
+TEST_F(LinearSmallTest, Float8WeightsAgreeWithDoublePrecision) {
+  for (const Shape shape : {Shape{16, 10}, Shape{48, 80}, Shape{576, 960}, Shape{3584, 4608},
+                            Shape{1104, 300}, Shape{18944, 264}}) {
+    SCOPED_TRACE(std::to_string(shape.in) + " x " + std::to_string(shape.out));
+    Problem p(shape, static_cast<uint32_t>(shape.in));
+    const Fp8Weights fp8(shape, 7);
+    const DeviceArray<uint8_t> bits(fp8.bits);
+    const DeviceArray<float> scales(fp8.scales);
+    for (const bool normed : {false, true}) {
+      std::vector<double> input(p.x.size());
+      for (size_t i = 0; i < p.x.size(); ++i) input[i] = value_of(p.x[i]);
+      if (normed) input = rms_normed(p.residual, p.norm, 1e-5);
+      std::vector<double> want(kSmallRows * shape.out);
+      for (size_t r = 0; r < kSmallRows; ++r)
+        for (size_t o = 0; o < shape.out; ++o) {
+          double sum = value_of(p.bias[o]);
+          for (size_t i = 0; i < shape.in; ++i)
+            sum += input[r * shape.in + i] * fp8.values[o * shape.in + i];
+          want[r * shape.out + o] = sum;
+        }
+      std::vector<Bf16> before;  // the first row's results: the same whatever its company
+      for (const uint32_t rows : {1U, 3U, 8U, 9U, 16U}) {
+        SCOPED_TRACE("rows " + std::to_string(rows) + (normed ? " normed" : ""));
+        DeviceArray<Bf16> out(rows * shape.out), products(rows * shape.out / 2);
+        DeviceArray<float> sum(std::vector<float>(rows * shape.out, 1.0F));
+        for (const SmallEpilogue epilogue :
+             {SmallEpilogue::kStore, SmallEpilogue::kAdd, SmallEpilogue::kSiluMul}) {
+          void* result = out.get();
+          if (epilogue == SmallEpilogue::kAdd) result = sum.get();
+          if (epilogue == SmallEpilogue::kSiluMul) result = products.get();
+          SmallLinear task = p.task(rows, epilogue, normed, true, result);
+          task.weight = nullptr;
+          task.fp8 = bits.get();
+          task.scales = scales.get();
+          ASSERT_CUDA(linear_small(task, plan_small_linear(task, {}), nullptr));
+        }
+        const std::vector<double> part(
+            want.begin(), want.begin() + static_cast<std::ptrdiff_t>(rows * shape.out));
+        std::vector<double> plus(part), gated(part.size() / 2);
+        for (double& v : plus) v += 1;
+        for (size_t i = 0; i < gated.size(); ++i)
+          gated[i] = silu_times(part[2 * i], part[2 * i + 1]);
+        const auto got = out.read();
+        EXPECT_LT(relative_error(got, part), 5e-3);
+        EXPECT_LT(relative_error(sum.read(), plus), 5e-3);
+        EXPECT_LT(relative_error(products.read(), gated), 1e-2);
+        if (before.empty()) before = got;
+        EXPECT_TRUE(same_bits(before.data(), got.data(), shape.out));
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -99,7 +99,9 @@ if [ "$sanitize" -eq 1 ]; then
   if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck initcheck; do
       step "compute-sanitizer $tool"
-      for program in $(printf '%s\n' "$programs" | grep -vE 'golden|engine|owners'); do
+      for program in $(printf '%s\n' "$programs" | grep -vE 'golden|engine|owners|model'); do
+        # racecheck finds hazards within cuBLASLt's own FP8 kernels (nvjet_sm90_qq…, CUDA 13.0).
+        [ "$tool-$program" != racecheck-gpu_linear_fp8_test ] || continue
         run_one "$tool-$program" 900 compute-sanitizer --tool "$tool" --error-exitcode 86 "$tests/$program"
       done
     done

@@ -46,9 +46,7 @@ size_t fp8_scale_bytes(const LinearRunner::Limits& limits) {
 }
 
 // Whether own kernels take it.
-bool is_small(uint32_t rows, const LinearRef& weight) {
-  return rows <= cuda::kSmallRows && weight.fp8 == nullptr;
-}
+bool is_small(uint32_t rows) { return rows <= cuda::kSmallRows; }
 
 cuda::SmallEpilogue small_epilogue(WideOutput output) {
   switch (output) {
@@ -66,6 +64,8 @@ cuda::SmallLinear small_task(uint32_t rows, const LinearRef& weight, cuda::Small
                              void* result) {
   cuda::SmallLinear task;
   task.weight = weight.weight;
+  task.fp8 = weight.fp8;
+  task.scales = weight.scales;
   task.bias = weight.bias;
   task.in = weight.in;
   task.out = weight.out;
@@ -142,7 +142,7 @@ Status LinearRunner::prepare(const Shapes& shapes, const Scratch& scratch,
     return result;
   };
   const uint32_t rows = deps_.limits.max_rows;
-  if (rows > cuda::kSmallRows || deps_.limits.max_fp8_in > 0) {
+  if (rows > cuda::kSmallRows) {
     TANDEM_TRY(wide_.prepare(tasks(shapes.store, WideOutput::kStore, rows), rows, stream));
     TANDEM_TRY(wide_.prepare(tasks(shapes.add, WideOutput::kAdd, rows), rows, stream));
     std::vector<WideTask> gate_up = tasks(shapes.gate_up, WideOutput::kStore, 0);
@@ -213,7 +213,7 @@ Status LinearRunner::project_fp8(const LinearRef& weight, uint32_t rows, Fp8Inpu
 
 Status LinearRunner::norm_linear(uint32_t rows, const NormInput& x, const LinearRef& weight,
                                  Bf16* out, cudaStream_t stream) {
-  if (is_small(rows, weight))
+  if (is_small(rows))
     return small(small_normed_task(rows, x, weight, cuda::SmallEpilogue::kStore, out), stream);
   if (weight.fp8 != nullptr) {
     TANDEM_TRY(quantize_normed(rows, x, weight.in, stream));
@@ -225,7 +225,7 @@ Status LinearRunner::norm_linear(uint32_t rows, const NormInput& x, const Linear
 
 Status LinearRunner::linear_add(uint32_t rows, const Bf16* in, const LinearRef& weight, float* x,
                                 cudaStream_t stream) {
-  if (is_small(rows, weight)) {
+  if (is_small(rows)) {
     cuda::SmallLinear task = small_task(rows, weight, cuda::SmallEpilogue::kAdd, x);
     task.x = in;
     return small(task, stream);
@@ -242,12 +242,12 @@ Status LinearRunner::linear_add(uint32_t rows, const Bf16* in, const LinearRef& 
 
 Status LinearRunner::norm_gate_up(uint32_t rows, const NormInput& x, const LinearRef& weight,
                                   Bf16* out, cudaStream_t stream) {
-  if (is_small(rows, weight))
+  const bool fp8 = weight.fp8 != nullptr && !is_small(rows);
+  gated_ = fp8 ? out : nullptr;
+  if (is_small(rows))
     return small(small_normed_task(rows, x, weight, cuda::SmallEpilogue::kSiluMul, out), stream);
-  const bool fp8 = weight.fp8 != nullptr;
   TANDEM_TRY(fp8 ? quantize_normed(rows, x, weight.in, stream)
                  : norm_rows(rows, x, weight.in, stream));
-  gated_ = fp8 ? out : nullptr;
   const int64_t inner = weight.out / 2;
   const uint32_t parts = (rows + kGateUpRows - 1) / kGateUpRows;
   const uint32_t each = ((rows + parts - 1) / parts + kPartRows - 1) / kPartRows * kPartRows;
@@ -271,7 +271,7 @@ Status LinearRunner::norm_gate_up(uint32_t rows, const NormInput& x, const Linea
 Status LinearRunner::logits(uint32_t rows, const NormInput& x, const LinearRef& head, float* out,
                             cudaStream_t stream) {
   if (head.fp8 != nullptr) return fail(ErrorCode::kUnsupported, "the head is not kept in FP8");
-  if (is_small(rows, head))
+  if (is_small(rows))
     return small(small_normed_task(rows, x, head, cuda::SmallEpilogue::kStoreFloat, out), stream);
   TANDEM_TRY(norm_rows(rows, x, head.in, stream));
   return project(head, rows, normed_, WideOutput::kStoreFloat, out, stream);

@@ -41,10 +41,10 @@ struct NormInput {
 };
 
 // The linear layers of Ops: up to 16 rows own kernels that stream the weights, above that cuBLASLt.
-// FP8 weights go through cuBLASLt whatever the rows, which are quantized row by row before: by the
-// kernel that makes them where there is one.
-// Device thread only; enqueues on the given stream, keeps scratch that consecutive calls share, so
-// all calls must be ordered among themselves. Nothing allocates or synchronizes after prepare().
+// Above 16 rows FP8 weights want rows in FP8: they are quantized row by row, by the kernel that
+// makes them where there is one. Fewer rows stay bf16. Device thread only; enqueues on the given
+// stream, keeps scratch that consecutive calls share, so all calls must be ordered among
+// themselves. Nothing allocates or synchronizes after prepare().
 class LinearRunner {
  public:
   struct Limits {
@@ -90,8 +90,9 @@ class LinearRunner {
   // float x[rows, out] += in @ weight^T + bias
   [[nodiscard]] Status linear_add(uint32_t rows, const Bf16* in, const LinearRef& weight, float* x,
                                   cudaStream_t stream);
-  // bf16 out[rows, out / 2] = silu(gate) * up. Of FP8 weights `out` holds FP8 rows afterwards,
-  // whose scales stay here: the linear_add of the same `out` that follows knows them.
+  // bf16 out[rows, out / 2] = silu(gate) * up. Of FP8 weights and more than 16 rows `out` holds FP8
+  // rows afterwards, whose scales stay here: the linear_add of the same `out` and rows that follows
+  // knows them.
   [[nodiscard]] Status norm_gate_up(uint32_t rows, const NormInput& x, const LinearRef& weight,
                                     Bf16* out, cudaStream_t stream);
   // float out[rows, out]
