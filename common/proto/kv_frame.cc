@@ -8,6 +8,7 @@
 
 #include "common/base/check.h"
 #include "common/proto/versions.h"
+#include "common/proto/xxh3.h"
 
 namespace tandem::proto {
 namespace {
@@ -161,7 +162,7 @@ Result<KvFrameHeader> parse_kv_header(std::span<const std::byte> bytes) {
 }
 
 uint64_t kv_payload_checksum(TransferId transfer, std::span<const std::byte> payload) {
-  return XXH3_64bits_withSeed(payload.data(), payload.size(), transfer.value);
+  return xxh3(payload, transfer.value);
 }
 
 std::string encode_kv_reason(ErrorCode code, std::string_view text) {

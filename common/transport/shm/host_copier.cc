@@ -1,10 +1,10 @@
 #include "common/transport/shm/host_copier.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
+
+#include "common/proto/xxh3.h"
 
 namespace tandem::transport {
 namespace {
@@ -17,7 +17,7 @@ uint64_t copy_and_check(std::byte* to, const std::byte* from, size_t bytes) {
   for (size_t at = 0; at < bytes; at += kChunk) {
     const size_t n = std::min(kChunk, bytes - at);
     std::memcpy(to + at, from + at, n);
-    sum = XXH3_64bits_withSeed(to + at, n, sum);
+    sum = proto::xxh3({to + at, n}, sum);
   }
   return sum;
 }
