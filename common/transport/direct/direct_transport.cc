@@ -6,20 +6,14 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cstring>
 #include <fstream>
-#include <future>
 #include <list>
-#include <mutex>
 #include <set>
-#include <thread>
 #include <unordered_map>
 #include <utility>
-#include <variant>
 
 #include "common/transport/direct/inbound.h"
 #include "common/transport/direct/outbound.h"
-#include "common/transport/wake_fd.h"
 
 namespace tandem::transport {
 namespace {
@@ -48,39 +42,19 @@ uint64_t socket_reach() {
   return XXH3_64bits(text.data(), text.size());
 }
 
-struct Connect {
-  TransferId id;
-};
-struct End {  // cancel_send, or a post that failed
-  TransferId id;
-  Error error;
-  KvFrameKind kind;
-};
-struct Fence {
-  Generation sender;
-};
-using Command = std::variant<Connect, DirectPost, End, Fence>;
-
-class DirectTransport final : public LinkedTransport {
+class DirectTransport final : public ThreadedTransport {
  public:
   DirectTransport(std::unique_ptr<Fabric> fabric, const TransportDeps& deps,
                   std::function<void(const std::string&)> on_warning,
                   std::shared_ptr<ReceiveSide> side)
-      : fabric_(std::move(fabric)),
+      : ThreadedTransport(deps, std::move(side), fabric->frame_bytes()),
+        fabric_(std::move(fabric)),
         on_warning_(std::move(on_warning)),
-        clock_(deps.clock),
-        limits_(deps.limits),
-        side_(side ? std::move(side) : std::make_shared<ReceiveSide>(deps)),
-        sends_(deps, counters_),
         core_{deps.self, deps.clock, counters_, receives_, sends_, *fabric_} {
     receives_.set_barrier([this] { fabric_->copier().drain(); });
   }
-  ~DirectTransport() override {
-    thread_.request_stop();
-    wake_.wake();
-    if (thread_.joinable()) thread_.join();
-  }
-  Status start();
+  ~DirectTransport() override { stop_thread(); }
+  Status start() { return start_thread(); }
 
   std::string_view name() const override { return fabric_->name(); }
   std::string detail() const override {
@@ -88,102 +62,22 @@ class DirectTransport final : public LinkedTransport {
     return std::string(fabric_->name()) + " " + fabric_->version() + ": " +
            (text.empty() ? "not connected yet" : text);
   }
-  std::string links() const override {
-    std::lock_guard lock(mutex_);
-    return links_text_;
-  }
   std::string address() const override { return address_; }
-  TransportCounters counters() const override { return counters_.snapshot(); }
-
-  Status open_receive(ReceivePlan plan) override {
-    TANDEM_TRY(receives_.open(std::move(plan)));
-    wake_.wake();  // its deadline is to be swept from now on
-    return {};
-  }
-  void close_receive(TransferId id) override { receives_.close(id); }
-  void fence(Generation sender) override {
-    receives_.shut_out(sender);
-    push(Fence{sender});
-  }
-  void readmit(Generation sender) override { receives_.readmit(sender); }
-  Status open_send(const SendSpec& spec) override;
-  Status post_pages(TransferId id, uint32_t layer, uint32_t first_page,
-                    std::span<const std::span<const std::byte>> pages) override {
-    if (pages.empty()) return {};
-    TANDEM_TRY(checked(id, sends_.post_pages(id, layer, first_page, pages)));
-    return for_each_frame(
-        first_page, pages,
-        [&](uint32_t first, auto part) {
-          return post({id, KvFrameKind::kData, layer, first, {part.begin(), part.end()}, {}});
-        },
-        fabric_->frame_bytes());
-  }
-  Status post_tail(TransferId id, uint32_t layer, std::span<const std::byte> page) override {
-    TANDEM_TRY(checked(id, sends_.post_tail(id, layer, page)));
-    return post({id, KvFrameKind::kTail, layer, 0, {page}, {}});
-  }
-  Status post_commit(TransferId id, std::string commit) override {
-    TANDEM_TRY(checked(id, sends_.post_commit(id, commit.size())));
-    return post({id, KvFrameKind::kCommit, 0, 0, {}, std::move(commit)});
-  }
-  void cancel_send(TransferId id, std::string reason) override {
-    push(End{id, make_error(ErrorCode::kCancelled, std::move(reason)), KvFrameKind::kCancel});
-  }
 
  private:
-  // ---- any thread ----
-  void push(Command command) {
-    bool first = false;
-    {
-      std::lock_guard lock(mutex_);
-      first = inbox_.empty();
-      inbox_.push_back(std::move(command));
-    }
-    if (first) wake_.wake();  // whoever filled the inbox before has woken the thread
-  }
-  Status checked(TransferId id, Status status) {
-    if (!status) push(End{id, status.error(), KvFrameKind::kError});
-    return status;
-  }
-  Status post(DirectPost work) {
-    const TransferId id = work.id;
-    bool first = false;
-    {
-      std::lock_guard lock(mutex_);
-      if (queued_posts_ < limits_.max_queued_frames) {
-        ++queued_posts_;
-        first = inbox_.empty();
-        inbox_.emplace_back(std::move(work));
-        if (!first) return {};
-      }
-    }
-    if (first) {
-      wake_.wake();
-      return {};
-    }
-    return checked(id,
-                   fail(ErrorCode::kQueueFull, "all " + std::to_string(limits_.max_queued_frames) +
-                                                   " places of the send queue are taken"));
-  }
+  Status check_address(const std::string& address) const override;
 
   // ---- the transport's thread ----
-  void run(const std::stop_token& stop, std::promise<Status>& started);
-  Status set_up();
-  void loop(const std::stop_token& stop);
-  bool drain_inbox();
+  Status set_up() override;
+  void loop(const std::stop_token& stop) override;
+  void tear_down() override {
+    peers_.clear();
+    guests_.clear();
+  }
+  Status connect(const std::string& address) override;
+  void send_post(KvPost post, const std::string& address) override;
+  void tell(const SendTable::Route& route, KvFrameKind kind, const Error& error) override;
   bool advance();
-  void handle(Connect&& c);
-  void handle(DirectPost&& p);
-  void handle(End&& e) {
-    if (const auto route = sends_.end(e.id, e.error)) tell(*route, e.kind, e.error);
-  }
-  void handle(Fence&& f) { receives_.end_shut_out(f.sender); }
-  void tell(const SendTable::Route& route, KvFrameKind kind, const Error& error);
-  void forget_posts(size_t count) {
-    if (count == 0) return;
-    std::lock_guard lock(mutex_);
-    queued_posts_ -= count;
-  }
   void lose(const std::string& address, const Error& why);
   void lose(std::list<Inbound>::iterator peer, const Error& why);
   bool make_room_for_peer();
@@ -195,21 +89,9 @@ class DirectTransport final : public LinkedTransport {
 
   const std::unique_ptr<Fabric> fabric_;
   const std::function<void(const std::string&)> on_warning_;
-  const Clock& clock_;
-  const TransportLimits limits_;
-  const std::shared_ptr<ReceiveSide> side_;
-  AtomicCounters& counters_ = side_->counters;
-  ReceiveTable& receives_ = side_->receives;
-  SendTable sends_;
   DirectCore core_;
-  WakeFd wake_;
   std::string address_;  // set before start() returns
   uint64_t host_ = 0;
-
-  mutable std::mutex mutex_;
-  std::deque<Command> inbox_;  // posts bounded by max_queued_frames, the rest by transfers
-  size_t queued_posts_ = 0;    // in inbox_ and in every peer's queue
-  std::string links_text_;
 
   // The thread's own.
   Listener listener_;
@@ -218,26 +100,7 @@ class DirectTransport final : public LinkedTransport {
   std::set<std::string> links_;
   bool heard_ = false;  // something may have come over a connection
   uint64_t uses_ = 0;
-
-  std::jthread thread_;  // last: joined before anything above goes
 };
-
-Status DirectTransport::start() {
-  TANDEM_ASSIGN(wake_, WakeFd::create());
-  std::promise<Status> started;
-  std::future<Status> result = started.get_future();
-  thread_ = std::jthread([this, &started](const std::stop_token& stop) { run(stop, started); });
-  return result.get();
-}
-
-void DirectTransport::run(const std::stop_token& stop, std::promise<Status>& started) {
-  Status status = set_up();
-  const bool good = status.has_value();
-  started.set_value(std::move(status));
-  if (good) loop(stop);
-  peers_.clear();
-  guests_.clear();
-}
 
 Status DirectTransport::set_up() {
   TANDEM_TRY(fabric_->start());
@@ -247,8 +110,8 @@ Status DirectTransport::set_up() {
   return {};
 }
 
-Status DirectTransport::open_send(const SendSpec& spec) {
-  TANDEM_ASSIGN(const DirectAddress to, parse_direct_address(spec.address));
+Status DirectTransport::check_address(const std::string& address) const {
+  TANDEM_ASSIGN(const DirectAddress to, parse_direct_address(address));
   if (to.fabric != fabric_->name()) {
     return fail(ErrorCode::kMismatch, "the receiver's KV transport is " + to.fabric +
                                           ", this process's is " + std::string(fabric_->name()));
@@ -260,8 +123,6 @@ Status DirectTransport::open_send(const SendSpec& spec) {
             " joins processes of one host, network namespace and user only, and the receiver "
             "is on another; set transport.kind to ucx on both");
   }
-  TANDEM_TRY(sends_.open(spec));
-  push(Connect{spec.id});
   return {};
 }
 
@@ -296,18 +157,6 @@ void DirectTransport::loop(const std::stop_token& stop) {
   while (unsent() && clock_.now() < give_up) wait_for_sockets(std::chrono::milliseconds(1));
 }
 
-bool DirectTransport::drain_inbox() {
-  std::deque<Command> work;
-  {
-    std::lock_guard lock(mutex_);
-    work.swap(inbox_);
-  }
-  for (Command& command : work) {
-    std::visit([this](auto&& c) { handle(std::move(c)); }, std::move(command));
-  }
-  return !work.empty();
-}
-
 bool DirectTransport::busy() const {
   return fabric_->copier().busy() ||
          std::ranges::any_of(peers_, [](const auto& p) { return p.second->busy(); }) ||
@@ -336,31 +185,22 @@ bool DirectTransport::advance() {
   return any;
 }
 
-void DirectTransport::handle(Connect&& c) {
-  const auto route = sends_.route(c.id);
-  if (!route) return;
-  auto& peer = peers_[route->address];
-  if (peer == nullptr) {
-    if (peers_.size() > kMaxPeers && !make_room_for_peer()) {
-      peers_.erase(route->address);
-      (void)sends_.end(c.id, make_error(ErrorCode::kResourceExhausted,
-                                        "all " + std::to_string(kMaxPeers) + " peers are in use"));
-      return;
+Status DirectTransport::connect(const std::string& address) {
+  auto peer = peers_.find(address);
+  if (peer == peers_.end()) {
+    if (peers_.size() >= kMaxPeers && !make_room_for_peer()) {
+      return fail(ErrorCode::kResourceExhausted,
+                  "all " + std::to_string(kMaxPeers) + " peers are in use");
     }
-    auto opened = Outbound::open(core_, route->address);
-    if (!opened) {
-      peers_.erase(route->address);
-      (void)sends_.end(c.id, std::move(opened).error());
-      return;
-    }
-    peers_[route->address] = std::move(*opened);
+    TANDEM_ASSIGN(auto opened, Outbound::open(core_, address));
+    peer = peers_.emplace(address, std::move(opened)).first;
   }
-  peers_[route->address]->last_used = ++uses_;
+  peer->second->last_used = ++uses_;
+  return {};
 }
 
-void DirectTransport::handle(DirectPost&& post) {
-  const auto route = sends_.route(post.id);
-  const auto peer = route ? peers_.find(route->address) : peers_.end();
+void DirectTransport::send_post(KvPost post, const std::string& address) {
+  const auto peer = peers_.find(address);
   if (peer == peers_.end()) return forget_posts(1);
   peer->second->post(std::move(post));
 }
@@ -394,7 +234,7 @@ void DirectTransport::lose(std::list<Inbound>::iterator guest, const Error& why)
 bool DirectTransport::make_room_for_peer() {
   auto oldest = peers_.end();
   for (auto it = peers_.begin(); it != peers_.end(); ++it) {
-    if (it->second == nullptr || !it->second->idle() || sends_.uses(it->first)) continue;
+    if (!it->second->idle() || sends_.uses(it->first)) continue;
     if (oldest == peers_.end() || it->second->last_used < oldest->second->last_used) oldest = it;
   }
   if (oldest == peers_.end()) return false;
@@ -471,16 +311,11 @@ void DirectTransport::name_links() {
   links_.merge(links);
   std::string text;
   for (const std::string& link : links_) text += (text.empty() ? "" : ", ") + link;
-  std::lock_guard lock(mutex_);
-  links_text_ = std::move(text);
+  set_links(std::move(text));
 }
 
 void DirectTransport::sweep(TimePoint now) {
-  receives_.sweep(now);
-  for (const SendTable::Route& route : sends_.sweep(now)) {
-    tell(route, KvFrameKind::kError,
-         make_error(ErrorCode::kDeadlineExceeded, "the sender's deadline passed"));
-  }
+  sweep_transfers(now);
   for (auto guest = guests_.begin(); guest != guests_.end();) {
     const auto here = guest++;
     if (here->sender() || now - here->since() < kGreetingTime) continue;
@@ -490,7 +325,7 @@ void DirectTransport::sweep(TimePoint now) {
 
 }  // namespace
 
-Result<std::unique_ptr<LinkedTransport>> create_direct_transport(
+Result<std::unique_ptr<ThreadedTransport>> create_direct_transport(
     std::unique_ptr<Fabric> fabric, const TransportDeps& deps,
     std::function<void(const std::string&)> on_warning, std::shared_ptr<ReceiveSide> side) {
   auto transport = std::make_unique<DirectTransport>(std::move(fabric), deps, std::move(on_warning),

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "common/transport/direct/fabric.h"
-#include "common/transport/joint.h"
+#include "common/transport/threaded_transport.h"
 #include "common/transport/transport.h"
 
 namespace tandem::transport {
@@ -17,7 +17,7 @@ namespace tandem::transport {
 //
 // `on_warning` is told on that thread what an operator should know. `side` is shared with other
 // transports into the same pages; null: its own.
-[[nodiscard]] Result<std::unique_ptr<LinkedTransport>> create_direct_transport(
+[[nodiscard]] Result<std::unique_ptr<ThreadedTransport>> create_direct_transport(
     std::unique_ptr<Fabric> fabric, const TransportDeps& deps,
     std::function<void(const std::string&)> on_warning = {},
     std::shared_ptr<ReceiveSide> side = nullptr);

@@ -12,7 +12,7 @@ using proto::KvFrameKind;
 constexpr size_t kMostStaged = 64;
 
 // Pages, or a tail's runs.
-std::vector<Piece> pieces_of(const DirectPost& post, const SendTable::Route& route) {
+std::vector<Piece> pieces_of(const KvPost& post, const SendTable::Route& route) {
   std::vector<Piece> pieces;
   if (post.kind == KvFrameKind::kData) {
     for (const auto& page : post.pages) pieces.push_back({page.data(), nullptr, page.size()});
@@ -145,7 +145,7 @@ Status Outbound::stage(bool& any) {
   return {};
 }
 
-Status Outbound::stage_pages(DirectPost&& post, const SendTable::Route& route, bool& room) {
+Status Outbound::stage_pages(KvPost&& post, const SendTable::Route& route, bool& room) {
   std::vector<Piece> pieces = pieces_of(post, route);
   auto staged = link_->stage(pieces);
   if (!staged && staged.error().code == ErrorCode::kInvalidArgument) {

@@ -6,18 +6,9 @@
 
 #include "common/transport/direct/direct_core.h"
 #include "common/transport/direct/socket.h"
+#include "common/transport/threaded_transport.h"
 
 namespace tandem::transport {
-
-// What was posted of one transfer and is still to be offered.
-struct DirectPost {
-  TransferId id = {};
-  proto::KvFrameKind kind = proto::KvFrameKind::kData;  // data, tail, commit
-  uint32_t layer = 0;
-  uint32_t first_page = 0;
-  std::vector<std::span<const std::byte>> pages;  // a tail: the whole tail page
-  std::string commit;
-};
 
 // The way to one receiver: greets it, checks (and gathers) posts in the background and offers them
 // in the order of posting. Transport thread only.
@@ -28,7 +19,7 @@ class Outbound {
                                                               const std::string& address);
   ~Outbound();  // waits for copies under way
 
-  void post(DirectPost post) { pending_.push_back(std::move(post)); }
+  void post(KvPost post) { pending_.push_back(std::move(post)); }
   [[nodiscard]] Status tell(const SendTable::Route& route, proto::KvFrameKind kind,
                             const Error& error);
   // Reads what came and does what can be done. An error: the peer is lost.
@@ -50,7 +41,7 @@ class Outbound {
 
  private:
   struct Staging {
-    DirectPost post;
+    KvPost post;
     SendTable::Route route;
     std::vector<Piece> pieces;
     Link::Staged staged;
@@ -61,14 +52,14 @@ class Outbound {
   Status on_message(const MessageView& message);
   Status on_hello(std::string_view body);
   Status stage(bool& any);
-  Status stage_pages(DirectPost&& post, const SendTable::Route& route, bool& room);
+  Status stage_pages(KvPost&& post, const SendTable::Route& route, bool& room);
   Status offer(bool& any);
 
   DirectCore& core_;
   Connection connection_;
   std::string own_hello_;
   std::unique_ptr<Link> link_;
-  std::deque<DirectPost> pending_;
+  std::deque<KvPost> pending_;
   std::deque<Staging> staging_;
   size_t started_ = 0;
 };

@@ -4,27 +4,20 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
-#include <future>
-#include <mutex>
-#include <thread>
 #include <unordered_map>
 #include <utility>
-#include <variant>
 #include <vector>
 
-#include "common/base/bounded_queue.h"
-#include "common/transport/receive_table.h"
-#include "common/transport/send_table.h"
 #include "common/transport/ucx/address.h"
 #include "common/transport/ucx/message.h"
 #include "common/transport/ucx/ucx_log.h"
 #include "common/transport/ucx/worker.h"
-#include "common/transport/wake_fd.h"
 
 namespace tandem::transport {
 namespace {
+
+using proto::KvFrameKind;
 
 // Deadlines are swept this often while anything is open; otherwise the thread sleeps kIdleNap.
 constexpr Duration kTick = std::chrono::milliseconds(10);
@@ -43,54 +36,17 @@ constexpr size_t kFramePayload = 56u << 10;
 static_assert(kFramePayload + (4u << 10) <= UcxWorker::kWholeMessage);
 constexpr Duration kGoodbye = std::chrono::milliseconds(200);
 
-// Work for the UCX thread.
-struct PostPages {
-  TransferId id;
-  uint32_t layer;
-  uint32_t first_page;
-  std::vector<std::span<const std::byte>> pages;
-};
-struct PostTail {
-  TransferId id;
-  uint32_t layer;
-  std::span<const std::byte> page;
-};
-struct PostCommit {
-  TransferId id;
-  std::string commit;
-};
-struct Connect {
-  TransferId id;
-};
-struct End {  // cancel_send, or a post that failed
-  TransferId id;
-  Error error;
-  proto::KvFrameKind kind;
-};
-struct Fence {
-  Generation sender;
-};
-using Command = std::variant<Connect, PostPages, PostTail, PostCommit, End, Fence>;
-using Post = std::variant<PostPages, PostTail, PostCommit>;
-
-TransferId transfer_of(const Post& post) {
-  return std::visit([](const auto& p) { return p.id; }, post);
-}
-
 // A frame whose bytes are gathered first: pages on a device, a tail, a commit.
-Result<Frame> build(const Post& post, const SendTable::Route& route, PageIo& pages) {
+Result<Frame> build(const KvPost& post, const SendTable::Route& route, PageIo& pages) {
   const FrameOrigin& origin = route.origin;
-  if (const auto* p = std::get_if<PostPages>(&post)) {
-    TANDEM_ASSIGN(auto bytes, pages.read(p->pages));
-    return make_page_frame(origin, proto::KvFrameKind::kData, p->layer, p->first_page,
-                           static_cast<uint32_t>(p->pages.size()), std::move(bytes));
+  if (post.kind == KvFrameKind::kCommit) return make_commit_frame(origin, post.commit);
+  if (post.kind == KvFrameKind::kTail) {
+    TANDEM_ASSIGN(auto bytes, pages.read(route.tail, post.pages.front()));
+    return make_page_frame(origin, post.kind, post.layer, 0, route.tail_rows, std::move(bytes));
   }
-  if (const auto* p = std::get_if<PostTail>(&post)) {
-    TANDEM_ASSIGN(auto bytes, pages.read(route.tail, p->page));
-    return make_page_frame(origin, proto::KvFrameKind::kTail, p->layer, 0, route.tail_rows,
-                           std::move(bytes));
-  }
-  return make_commit_frame(origin, std::get<PostCommit>(post).commit);
+  TANDEM_ASSIGN(auto bytes, pages.read(post.pages));
+  return make_page_frame(origin, post.kind, post.layer, post.first_page,
+                         static_cast<uint32_t>(post.pages.size()), std::move(bytes));
 }
 
 std::string join(const std::set<std::string>& names) {
@@ -103,114 +59,45 @@ class NetworkTransportImpl final : public NetworkTransport {
  public:
   NetworkTransportImpl(const UcxOptions& options, const TransportDeps& deps,
                        std::shared_ptr<ReceiveSide> side)
-      : options_(options),
-        clock_(deps.clock),
-        limits_(deps.limits),
-        side_(side ? std::move(side) : std::make_shared<ReceiveSide>(deps)),
-        sends_(deps, counters_),
+      : NetworkTransport(deps, std::move(side), kFramePayload),
+        options_(options),
         pages_(deps.memory) {
     if (options_.on_warning) log_.emplace(options_.on_warning);
   }
-  ~NetworkTransportImpl() override {
-    thread_.request_stop();
-    wake_.wake();
-    if (thread_.joinable()) thread_.join();
-  }
-  Status start();
+  ~NetworkTransportImpl() override { stop_thread(); }
+  Status start() { return start_thread(); }
 
   std::string_view name() const override { return "ucx"; }
   std::string detail() const override { return "ucx " + UcxWorker::version() + ": " + links(); }
-  std::string links() const override {
-    std::lock_guard lock(mutex_);
-    return links_;
-  }
   const std::set<std::string>& available() const override { return available_; }
   std::string address() const override { return address_; }
-  TransportCounters counters() const override { return counters_.snapshot(); }
-
-  Status open_receive(ReceivePlan plan) override {
-    TANDEM_TRY(receives_.open(std::move(plan)));
-    wake_.wake();  // the thread may be in its long nap: its deadline is to be swept from now on
-    return {};
-  }
-  void close_receive(TransferId id) override { receives_.close(id); }
-  void fence(Generation sender) override {
-    receives_.shut_out(sender);
-    push(Fence{sender});
-  }
-  void readmit(Generation sender) override { receives_.readmit(sender); }
-  Status open_send(const SendSpec& spec) override {
-    TANDEM_TRY(parse_ucx_address(spec.address));
-    TANDEM_TRY(sends_.open(spec));
-    push(Connect{spec.id});
-    return {};
-  }
-  Status post_pages(TransferId id, uint32_t layer, uint32_t first_page,
-                    std::span<const std::span<const std::byte>> pages) override {
-    if (pages.empty()) return {};
-    TANDEM_TRY(checked(id, sends_.post_pages(id, layer, first_page, pages)));
-    const auto post_frame = [&](uint32_t first, auto part) {
-      return post(id, PostPages{id, layer, first, {part.begin(), part.end()}});
-    };
-    return for_each_frame(first_page, pages, post_frame, kFramePayload);
-  }
-  Status post_tail(TransferId id, uint32_t layer, std::span<const std::byte> page) override {
-    TANDEM_TRY(checked(id, sends_.post_tail(id, layer, page)));
-    return post(id, PostTail{id, layer, page});
-  }
-  Status post_commit(TransferId id, std::string commit) override {
-    TANDEM_TRY(checked(id, sends_.post_commit(id, commit.size())));
-    return post(id, PostCommit{id, std::move(commit)});
-  }
-  void cancel_send(TransferId id, std::string reason) override {
-    push(
-        End{id, make_error(ErrorCode::kCancelled, std::move(reason)), proto::KvFrameKind::kCancel});
-  }
 
  private:
   struct Peer {
     UcxAddress address;
     UcxWorker::EndpointId endpoint = 0;
-    std::deque<Post> pending;
+    std::deque<KvPost> pending;
     size_t in_flight_bytes = 0;
     uint64_t last_used = 0;
-    bool named = false;    // its lanes are part of detail_
+    bool named = false;    // its lanes are part of links()
     bool pumping = false;  // pump() is on the stack
   };
 
-  // ---- any thread ----
-  void push(Command command) {
-    {
-      std::lock_guard lock(mutex_);
-      inbox_.push_back(std::move(command));
-    }
-    wake_.wake();
-  }
-  Status checked(TransferId id, Status status) {
-    if (!status) push(End{id, status.error(), proto::KvFrameKind::kError});
-    return status;
-  }
-  template <typename P>
-  Status post(TransferId id, P work) {
-    {
-      std::lock_guard lock(mutex_);
-      if (queued_posts_ < limits_.max_queued_frames) {
-        ++queued_posts_;
-        inbox_.emplace_back(std::move(work));
-        wake_.wake();
-        return {};
-      }
-    }
-    return checked(id,
-                   fail(ErrorCode::kQueueFull, "all " + std::to_string(limits_.max_queued_frames) +
-                                                   " places of the send queue are taken"));
+  Status check_address(const std::string& address) const override {
+    TANDEM_TRY(parse_ucx_address(address));
+    return {};
   }
 
   // ---- the UCX thread ----
-  void run(const std::stop_token& stop, std::promise<Status>& started);
-  Status set_up();
-  void loop(const std::stop_token& stop);
-  bool drain_inbox();
+  Status set_up() override;
+  void loop(const std::stop_token& stop) override;
+  void tear_down() override { worker_.reset(); }  // on the thread that made it
+  Status connect(const std::string& address) override {
+    TANDEM_TRY(reach(address));
+    return {};
+  }
+  void send_post(KvPost post, const std::string& address) override;
+  void tell(const SendTable::Route& route, KvFrameKind kind, const Error& error) override;
   void sleep_until_event(Duration limit);
   void warn(const std::string& text) {
     if (options_.on_warning) options_.on_warning(text);
@@ -218,30 +105,6 @@ class NetworkTransportImpl final : public NetworkTransport {
   void on_message(std::span<const std::byte> bytes);
   void send_answers();
 
-  void handle(Connect&& c);
-  void handle(PostPages&& p) { enqueue(std::move(p)); }
-  void handle(PostTail&& p) { enqueue(std::move(p)); }
-  void handle(PostCommit&& p) { enqueue(std::move(p)); }
-  void handle(End&& e) {
-    if (const auto route = sends_.end(e.id, e.error)) tell(*route, e.kind, e.error);
-  }
-  void handle(Fence&& f) { receives_.end_shut_out(f.sender); }
-
-  template <typename P>
-  void enqueue(P&& post) {
-    const auto route = sends_.route(post.id);
-    Peer* const peer = route ? find_peer(route->address) : nullptr;
-    if (peer == nullptr) {
-      forget_post();
-      return;
-    }
-    peer->pending.emplace_back(std::forward<P>(post));
-    pump(*peer);
-  }
-  void forget_post() {
-    std::lock_guard lock(mutex_);
-    --queued_posts_;
-  }
   Peer* find_peer(const std::string& address) {
     const auto it = peers_.find(address);
     return it == peers_.end() ? nullptr : &it->second;
@@ -249,30 +112,16 @@ class NetworkTransportImpl final : public NetworkTransport {
   Result<Peer*> reach(const std::string& address);
   void pump(Peer& peer);
   void send(Peer& peer, const std::string& address, Frame frame);
-  void tell(const SendTable::Route& route, proto::KvFrameKind kind, const Error& error);
   void name_lanes(Peer& peer);
   void drop_failed_peers();
   void drop_peer(const std::string& address);
   bool make_room_for_peer();
-  void sweep(TimePoint now);
 
   UcxOptions options_;
   std::optional<UcxLog> log_;
-  const Clock& clock_;
-  const TransportLimits limits_;
-  const std::shared_ptr<ReceiveSide> side_;
-  AtomicCounters& counters_ = side_->counters;
-  ReceiveTable& receives_ = side_->receives;
-  SendTable sends_;
-  PageIo pages_;  // the UCX thread's
-  WakeFd wake_;
+  PageIo pages_;         // the UCX thread's
   std::string address_;  // set before start() returns, as is available_
   std::set<std::string> available_;
-
-  mutable std::mutex mutex_;
-  std::deque<Command> inbox_;  // posts bounded by max_queued_frames, the rest by transfers
-  size_t queued_posts_ = 0;    // in inbox_ and in every peer's `pending`
-  std::string links_;
 
   // The UCX thread's own.
   std::unordered_map<std::string, Peer> peers_;              // by Transport address
@@ -281,25 +130,7 @@ class NetworkTransportImpl final : public NetworkTransport {
   std::set<std::string> lanes_;
   uint64_t uses_ = 0;
   std::unique_ptr<UcxWorker> worker_;
-
-  std::jthread thread_;  // last: joined before anything above goes
 };
-
-Status NetworkTransportImpl::start() {
-  TANDEM_ASSIGN(wake_, WakeFd::create());
-  std::promise<Status> started;
-  std::future<Status> result = started.get_future();
-  thread_ = std::jthread([this, &started](const std::stop_token& stop) { run(stop, started); });
-  return result.get();
-}
-
-void NetworkTransportImpl::run(const std::stop_token& stop, std::promise<Status>& started) {
-  Status status = set_up();
-  const bool good = status.has_value();
-  started.set_value(std::move(status));
-  if (good) loop(stop);
-  worker_.reset();  // on the thread that made it
-}
 
 Status NetworkTransportImpl::set_up() {
   UcxWorker::Callbacks callbacks;
@@ -328,7 +159,7 @@ void NetworkTransportImpl::loop(const std::stop_token& stop) {
     if (!failed_.empty()) drop_failed_peers();
     const TimePoint now = clock_.now();
     if (now >= next_sweep) {
-      sweep(now);
+      sweep_transfers(now);
       next_sweep = now + kTick;
     }
     if (any) {
@@ -349,18 +180,6 @@ void NetworkTransportImpl::loop(const std::stop_token& stop) {
   while (worker_->in_flight() > 0 && clock_.now() < give_up) {
     if (!worker_->progress()) sleep_until_event(std::chrono::milliseconds(1));
   }
-}
-
-bool NetworkTransportImpl::drain_inbox() {
-  std::deque<Command> work;
-  {
-    std::lock_guard lock(mutex_);
-    work.swap(inbox_);
-  }
-  for (Command& command : work) {
-    std::visit([this](auto&& c) { handle(std::move(c)); }, std::move(command));
-  }
-  return !work.empty();
 }
 
 void NetworkTransportImpl::sleep_until_event(Duration limit) {
@@ -386,7 +205,7 @@ void NetworkTransportImpl::on_message(std::span<const std::byte> bytes) {
     (checksum ? counters_.rejected_checksum : counters_.rejected_malformed).fetch_add(1);
     return;
   }
-  if (header->kind == proto::KvFrameKind::kAck || header->kind == proto::KvFrameKind::kReject) {
+  if (header->kind == KvFrameKind::kAck || header->kind == KvFrameKind::kReject) {
     if (const auto route = sends_.route(header->transfer)) {
       if (Peer* const peer = find_peer(route->address)) name_lanes(*peer);
     }
@@ -412,13 +231,6 @@ void NetworkTransportImpl::send_answers() {
   }
 }
 
-void NetworkTransportImpl::handle(Connect&& c) {
-  const auto route = sends_.route(c.id);
-  if (!route) return;
-  auto peer = reach(route->address);
-  if (!peer) (void)sends_.end(c.id, std::move(peer).error());
-}
-
 // The peer with this address, connected to if that is new.
 Result<NetworkTransportImpl::Peer*> NetworkTransportImpl::reach(const std::string& address) {
   Peer* peer = find_peer(address);
@@ -436,6 +248,13 @@ Result<NetworkTransportImpl::Peer*> NetworkTransportImpl::reach(const std::strin
   return peer;
 }
 
+void NetworkTransportImpl::send_post(KvPost post, const std::string& address) {
+  Peer* const peer = find_peer(address);
+  if (peer == nullptr) return forget_posts(1);
+  peer->pending.push_back(std::move(post));
+  pump(*peer);
+}
+
 // Builds and sends what the window allows. Frames are built here, so that a transfer that ended
 // takes no time and its memory is not touched after its event.
 //
@@ -445,14 +264,14 @@ void NetworkTransportImpl::pump(Peer& peer) {
   if (peer.pumping) return;
   peer.pumping = true;
   while (!peer.pending.empty() && peer.in_flight_bytes < kWindowBytes) {
-    const Post post = std::move(peer.pending.front());
+    const KvPost post = std::move(peer.pending.front());
     peer.pending.pop_front();
-    forget_post();
-    const auto route = sends_.route(transfer_of(post));
+    forget_posts(1);
+    const auto route = sends_.route(post.id);
     if (!route) continue;
     auto frame = build(post, *route, pages_);
     if (!frame) {  // the device's fault
-      handle(End{route->origin.transfer, frame.error(), proto::KvFrameKind::kError});
+      end_send(post.id, frame.error(), KvFrameKind::kError);
       continue;
     }
     sends_.count_frame(route->origin.transfer, frame->wire_bytes());
@@ -480,7 +299,7 @@ void NetworkTransportImpl::send(Peer& peer, const std::string& address, Frame fr
   worker_->send(endpoint, {bytes, std::move(pack), std::move(done)});
 }
 
-void NetworkTransportImpl::tell(const SendTable::Route& route, proto::KvFrameKind kind,
+void NetworkTransportImpl::tell(const SendTable::Route& route, KvFrameKind kind,
                                 const Error& error) {
   Peer* const peer = find_peer(route.address);
   if (peer == nullptr) return;
@@ -497,8 +316,7 @@ void NetworkTransportImpl::name_lanes(Peer& peer) {
   if (peer.address.worker == worker_->address()) return;
   const std::set<std::string> lanes = worker_->lanes(peer.endpoint);
   lanes_.insert(lanes.begin(), lanes.end());
-  std::lock_guard lock(mutex_);
-  links_ = join(lanes_);
+  set_links(join(lanes_));
 }
 
 void NetworkTransportImpl::drop_failed_peers() {
@@ -513,7 +331,7 @@ void NetworkTransportImpl::drop_peer(const std::string& address) {
   const auto it = peers_.find(address);
   if (it == peers_.end()) return;
   const UcxWorker::EndpointId endpoint = it->second.endpoint;
-  for (size_t i = 0; i < it->second.pending.size(); ++i) forget_post();
+  forget_posts(it->second.pending.size());
   peers_.erase(it);
   worker_->disconnect(endpoint);
 }
@@ -531,14 +349,6 @@ bool NetworkTransportImpl::make_room_for_peer() {
   if (oldest == nullptr) return false;
   drop_peer(std::string(oldest->first));
   return true;
-}
-
-void NetworkTransportImpl::sweep(TimePoint now) {
-  receives_.sweep(now);
-  for (const SendTable::Route& route : sends_.sweep(now)) {
-    tell(route, proto::KvFrameKind::kError,
-         make_error(ErrorCode::kDeadlineExceeded, "the sender's deadline passed"));
-  }
 }
 
 }  // namespace

@@ -139,8 +139,8 @@ class UcxTransport final : public Transport, private TransportEvents {
   std::mutex mutex_;
   std::unordered_set<TransferId> by_local_;  // open sends; the others go over the network
 
-  // In this order: until its end the network may wait for copies of the local way (joint.h).
-  std::unique_ptr<LinkedTransport> local_;  // null: not wanted
+  // In this order: until its end the network may wait for copies of the local way (ReceiveSide).
+  std::unique_ptr<ThreadedTransport> local_;  // null: not wanted
   std::unique_ptr<NetworkTransport> network_;
 };
 
