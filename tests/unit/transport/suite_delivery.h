@@ -141,8 +141,8 @@ TYPED_TEST_P(TransportSuite, ALongQueueOfSmallFramesDrainsInConstantStack) {
   const TransferId id{1};
   Pages from(layout, kCount, 0, 3);
   Pages into(layout, kCount, 0);
-  ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(id, into)));
-  ASSERT_TRUE(eager.transport->open_send(this->spec(id, from)));
+  ASSERT_TRUE(this->receiver_.transport->open_receive(this->plan(id, into, seconds(55))));
+  ASSERT_TRUE(eager.transport->open_send(this->spec(id, from, seconds(55))));
   for (uint32_t i = 0; i < kCount; ++i) {
     const std::span<const std::byte> page[] = {from.page(0, i)};
     ASSERT_TRUE(eager.transport->post_pages(id, 0, i, page));
