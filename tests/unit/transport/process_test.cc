@@ -34,6 +34,8 @@ class TwoProcesses : public TwoProcessTest {
                                           {kSelf, clock, self.events, {}})
                          .value();
   }
+  // The transport warns into what goes before it.
+  ~TwoProcesses() override { self.transport.reset(); }
 
   std::mutex mutex;
   std::vector<std::string> warnings;
