@@ -18,17 +18,7 @@ Status Stream::synchronize() const {
 }
 
 Result<Event> Event::create(Kind kind) {
-  unsigned flags = cudaEventDisableTiming;
-  switch (kind) {
-    case Kind::kOrder:
-      break;
-    case Kind::kTiming:
-      flags = cudaEventDefault;
-      break;
-    case Kind::kInterprocess:
-      flags = cudaEventDisableTiming | cudaEventInterprocess;
-      break;
-  }
+  const unsigned flags = kind == Kind::kTiming ? cudaEventDefault : cudaEventDisableTiming;
   cudaEvent_t event = nullptr;
   TANDEM_CUDA_TRY(cudaEventCreateWithFlags(&event, flags));
   Event result;
@@ -38,10 +28,6 @@ Result<Event> Event::create(Kind kind) {
 
 Status Event::record(const Stream& stream) const {
   return cuda_status(cudaEventRecord(get(), stream.get()), "cudaEventRecord");
-}
-
-Status Event::enqueue_wait(const Stream& stream) const {
-  return cuda_status(cudaStreamWaitEvent(stream.get(), get(), 0), "cudaStreamWaitEvent");
 }
 
 Result<bool> Event::done() const {

@@ -40,17 +40,14 @@ class Stream {
 class Event {
  public:
   enum class Kind : uint8_t {
-    kOrder,         // for waiting; cheapest
-    kTiming,        // also milliseconds_since()
-    kInterprocess,  // can be shared with another process by cudaIpcGetEventHandle
+    kOrder,   // for waiting; cheapest
+    kTiming,  // also milliseconds_since()
   };
   [[nodiscard]] static Result<Event> create(Kind kind = Kind::kOrder);
   Event() = default;
 
   [[nodiscard]] cudaEvent_t get() const { return handle_.get(); }
   [[nodiscard]] Status record(const Stream& stream) const;
-  // Makes what is enqueued on `stream` from now on wait for this event. Does not block.
-  [[nodiscard]] Status enqueue_wait(const Stream& stream) const;
   // Whether everything before the last record() is done. Surfaces its errors. Does not block.
   [[nodiscard]] Result<bool> done() const;
   [[nodiscard]] Status synchronize() const;  // blocks the calling thread
