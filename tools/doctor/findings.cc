@@ -24,10 +24,10 @@ class Findings {
 void find_in_system(const SystemFacts& s, Findings& out) {
   constexpr uint64_t kSmallShm = uint64_t{256} << 20;
   constexpr uint64_t kSmallLock = uint64_t{64} << 20;
-  if (s.shm_bytes && *s.shm_bytes < kSmallShm) {
+  if (s.nvidia_device_files && s.shm_bytes && *s.shm_bytes < kSmallShm) {
     out.warning("/dev/shm has " + std::to_string(*s.shm_bytes >> 20) +
-                " MiB; KV between processes of this host goes through it: give it 256 MiB or more "
-                "(in a container --shm-size)");
+                " MiB; NCCL between processes of this host wants it: give it 256 MiB or more (in a "
+                "container --shm-size) before transport.kind is nccl");
   }
   if (s.transparent_huge_pages == "never")
     out.note("transparent huge pages are off; `madvise` speeds up the KV pool of CPU nodes");

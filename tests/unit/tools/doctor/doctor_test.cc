@@ -166,9 +166,11 @@ TEST(Findings, NodesThatAskForCardsThatAreNotThere) {
               HasSubstr("node decode-0 wants device cuda: no card"));
 }
 
-TEST(Findings, ASmallSharedMemoryIsTold) {
+TEST(Findings, ASmallSharedMemoryIsToldWhereNcclMayWantIt) {
   Report r = cpu_machine();
   r.system.shm_bytes = uint64_t{64} << 20;  // Docker's default
+  EXPECT_THAT(all(find(r), Severity::kWarning), Not(HasSubstr("/dev/shm")));
+  r.system.nvidia_device_files = true;
   EXPECT_THAT(all(find(r), Severity::kWarning), HasSubstr("--shm-size"));
 }
 
