@@ -66,8 +66,8 @@ class Engine {
   ~Engine();
 
   // One forward pass over a packed ragged batch (total rows <= max_rows), then sampling. Outputs
-  // are in the order of `sequences`. A sequence's result never depends on its company. An error of
-  // kDeviceLost means that no later step can succeed either: end the process.
+  // are in the order of `sequences`. A sequence's company changes no bit of its result on CPUs, and
+  // roundings on a card (ADR 0007). After kDeviceLost no later step can succeed: end the process.
   [[nodiscard]] Result<std::vector<SequenceOutput>> step(std::span<const SequenceInput> sequences,
                                                          const KvPages& kv,
                                                          const LayerHook& hook = {});

@@ -31,7 +31,7 @@ struct Backend {
   bool slow = false;  // plain loops: takes minutes for the real model
   // 0: a row's result is the same bits however a prompt is cut into chunks and whatever else is in
   // a step. Else how far logits may be apart (relative L2) when only that cut differs; rows that
-  // decode in company still get the same bits.
+  // decode in company of up to 16 still get the same bits.
   double chunk_tolerance = 0;
   // A single prompt's logits may miss the tolerance by this factor, all prompts of a model together
   // may not. For activations in bf16: rounding nothing but normed rows (and the weights) already
