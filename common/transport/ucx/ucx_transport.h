@@ -13,8 +13,8 @@ struct UcxOptions {
   // between hosts. Nothing else is ever chosen, and what is chosen is named by detail(). UCX's
   // words for shared memory (shm, sm, posix, sysv, cma, xpmem, knem) all mean ours: see below.
   std::string tls;
-  // Told once per reason, on the UCX thread: a slower transport than expected, and the like. Gets
-  // what UCX itself has to say as well (ucx_log.h), on UCX's threads.
+  // Told what an operator should know (a slower transport than expected) and what UCX itself has to
+  // say (ucx_log.h): by several threads, also at once.
   std::function<void(const std::string&)> on_warning;
 };
 
