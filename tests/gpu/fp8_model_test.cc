@@ -126,16 +126,18 @@ std::vector<std::vector<TokenId>> prompts_of(const std::filesystem::path& golden
 TEST(Fp8Model, LogitsStayNearThoseOfBf16) {
   const auto devices = cuda::list_devices();
   if (!devices || devices->empty()) GTEST_SKIP() << "no CUDA device here";
+  int compared = 0;
   for (const auto& entry : std::filesystem::directory_iterator(test_data("golden"))) {
     const auto checkpoint = model::Checkpoint::open(entry.path());
     if (!checkpoint || (*checkpoint)->config().moe.experts > 0) continue;
     if (!std::filesystem::exists(entry.path() / "golden.json")) continue;
     // Random weights amplify: a bound that only something broken exceeds.
     const auto c = compare(entry.path(), prompts_of(entry.path()));
-    if (c) {
-      EXPECT_LT(c->off, 0.5) << entry.path();
-    }
+    if (!c) continue;
+    ++compared;
+    EXPECT_LT(c->off, 0.5) << entry.path();
   }
+  EXPECT_GE(compared, 3);  // llama3, qwen2 and qwen3 have sizes that fit
   const char* path = std::getenv("TANDEM_SMOLLM2");
   if (path == nullptr) return;
   const auto c = compare(path, prompts_of(test_data("golden/smollm2")));
