@@ -192,94 +192,128 @@ TEST_F(LinearFp8Test, GatedRowsAreThoseOfTheGate) {
   }
 }
 
-TEST_F(LinearFp8Test, AgreesWithDoublePrecisionAtAnyNumberOfRows) {
-  struct Sizes {
-    size_t hidden, inner, qkv;
+constexpr uint32_t kMost = 160;
+constexpr uint32_t kFew = cuda::kSmallRows;
+
+struct Sizes {
+  size_t hidden, inner, qkv;
+};
+
+// A layer's projections on random rows, and in double precision what comes of them.
+struct Block {
+  explicit Block(const Sizes& sizes)
+      : s(sizes),
+        random(static_cast<uint32_t>(s.hidden)),
+        x(random.floats(kMost * s.hidden, 2.0F)),
+        norm(random.floats(s.hidden)),
+        normed(cuda::rms_normed(x, norm, 1e-6)),
+        qkv(random, s.hidden, s.qkv, true),
+        gate_up(random, s.hidden, 2 * s.inner, true),
+        down(random, s.inner, s.hidden, true),
+        mid(random.bf16(kMost * s.inner)) {}
+
+  struct Results {
+    std::vector<double> qkv;    // of normed rows
+    std::vector<double> mid;    // gate and up of normed rows
+    std::vector<double> chain;  // x + down of that
+    std::vector<double> sum;    // x + down of `mid` given
   };
-  for (const Sizes& s : {Sizes{576, 1536, 960}, Sizes{64, 48, 80}, Sizes{1024, 704, 1536}}) {
-    constexpr uint32_t kMost = 160;
-    Random random(static_cast<uint32_t>(s.hidden));
-    const auto x = random.floats(kMost * s.hidden, 2.0F);
-    const auto norm = random.floats(s.hidden);
-    const auto normed = cuda::rms_normed(x, norm, 1e-6);
-    const Layer qkv(random, s.hidden, s.qkv, true);
-    const Layer gate_up(random, s.hidden, 2 * s.inner, true);
-    const Layer down(random, s.inner, s.hidden, true);
-    const auto mid = random.bf16(kMost * s.inner);
-    // What the norm rounds to bf16 is what is quantized.
-    const std::vector<float> rounded = rounded_to_bf16(normed);
-    const Quantized in(rounded, s.hidden);
-    const Quantized in_down(as_floats(mid), s.inner);
-    const auto want_qkv = product(in.values, qkv.fp8.values, qkv.bias, kMost, s.hidden, s.qkv);
+  // Steps of more than 16 rows. What the norm rounds to bf16 is what is quantized.
+  Results quantized() const {
+    const Quantized in(rounded_to_bf16(normed), s.hidden);
+    Results r;
+    r.qkv = product(in.values, qkv.fp8.values, qkv.bias, kMost, s.hidden, s.qkv);
+    r.mid = gated(in.values, kMost);
+    r.chain = added(Quantized(rounded_to_bf16(r.mid), s.inner).values, kMost);
+    r.sum = added(Quantized(as_floats(mid), s.inner).values, kMost);
+    return r;
+  }
+  // Up to 16 rows: the same weights, rows in bf16.
+  Results in_bf16() const {
+    const std::vector<float> given = as_floats(mid);
+    Results r;
+    r.qkv = product(normed, qkv.fp8.values, qkv.bias, kFew, s.hidden, s.qkv);
+    r.mid = gated(normed, kFew);
+    r.chain = added(r.mid, kFew);
+    r.sum = added({given.begin(), given.end()}, kFew);
+    return r;
+  }
+  // QKV of weights as they were.
+  std::vector<double> unquantized() const {
+    const std::vector<float> rows = rounded_to_bf16(normed);
+    return product({rows.begin(), rows.end()}, {qkv.plain.begin(), qkv.plain.end()}, qkv.bias,
+                   kMost, s.hidden, s.qkv);
+  }
+
+  std::vector<double> gated(const std::vector<double>& rows, size_t count) const {
     const auto pairs =
-        product(in.values, gate_up.fp8.values, gate_up.bias, kMost, s.hidden, 2 * s.inner);
-    auto want_down = product(in_down.values, down.fp8.values, down.bias, kMost, s.inner, s.hidden);
-    for (size_t i = 0; i < want_down.size(); ++i) want_down[i] += cuda::value_of(x[i]);
-    std::vector<double> want_mid(kMost * s.inner);
-    for (size_t i = 0; i < want_mid.size(); ++i)
-      want_mid[i] = cuda::silu_times(pairs[2 * i], pairs[2 * i + 1]);
-    const Quantized gated(rounded_to_bf16(want_mid), s.inner);
-    auto want_chain = product(gated.values, down.fp8.values, down.bias, kMost, s.inner, s.hidden);
-    for (size_t i = 0; i < want_chain.size(); ++i) want_chain[i] += cuda::value_of(x[i]);
-    const std::vector<double> exact_weight(qkv.plain.begin(), qkv.plain.end());
-    std::vector<double> exact_rows(rounded.begin(), rounded.end());
-    // Up to 16 rows: the same weights, rows in bf16.
-    constexpr uint32_t kFew = cuda::kSmallRows;
-    const auto few_qkv = product(normed, qkv.fp8.values, qkv.bias, kFew, s.hidden, s.qkv);
-    const auto few_pairs =
-        product(normed, gate_up.fp8.values, gate_up.bias, kFew, s.hidden, 2 * s.inner);
-    std::vector<double> few_mid(kFew * s.inner);
-    for (size_t i = 0; i < few_mid.size(); ++i)
-      few_mid[i] = cuda::silu_times(few_pairs[2 * i], few_pairs[2 * i + 1]);
-    const auto mid_floats = as_floats(mid);
-    const std::vector<double> mid_values(mid_floats.begin(), mid_floats.end());
-    auto few_chain = product(few_mid, down.fp8.values, down.bias, kFew, s.inner, s.hidden);
-    auto few_down = product(mid_values, down.fp8.values, down.bias, kFew, s.inner, s.hidden);
-    for (size_t i = 0; i < few_down.size(); ++i) {
-      few_chain[i] += cuda::value_of(x[i]);
-      few_down[i] += cuda::value_of(x[i]);
-    }
-    const auto exact_qkv = product(exact_rows, exact_weight, qkv.bias, kMost, s.hidden, s.qkv);
-    const auto first = [](const std::vector<double>& v, size_t n) {
-      return std::vector<double>(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(n));
-    };
-    DeviceArray<float> device_x(x), device_norm(norm);
-    DeviceArray<Bf16> device_mid(mid);
+        product(rows, gate_up.fp8.values, gate_up.bias, count, s.hidden, 2 * s.inner);
+    std::vector<double> out(count * s.inner);
+    for (size_t i = 0; i < out.size(); ++i)
+      out[i] = cuda::silu_times(pairs[2 * i], pairs[2 * i + 1]);
+    return out;
+  }
+  std::vector<double> added(const std::vector<double>& rows, size_t count) const {
+    auto out = product(rows, down.fp8.values, down.bias, count, s.inner, s.hidden);
+    for (size_t i = 0; i < out.size(); ++i) out[i] += cuda::value_of(x[i]);
+    return out;
+  }
+
+  Sizes s;
+  Random random;
+  std::vector<float> x, norm;
+  std::vector<double> normed;
+  Layer qkv, gate_up, down;
+  std::vector<Bf16> mid;
+};
+
+TEST_F(LinearFp8Test, AgreesWithDoublePrecisionAtAnyNumberOfRows) {
+  for (const Sizes& s : {Sizes{576, 1536, 960}, Sizes{64, 48, 80}, Sizes{1024, 704, 1536}}) {
+    const Block block(s);
+    const Block::Results many = block.quantized(), few = block.in_bf16();
+    const std::vector<double> exact = block.unquantized();
+    DeviceArray<float> device_x(block.x), device_norm(block.norm);
+    DeviceArray<Bf16> device_mid(block.mid);
     const auto longest = static_cast<int64_t>(std::max(s.hidden, s.inner));
     LinearRunner::Limits limits{kMost, static_cast<int64_t>(s.hidden),
                                 static_cast<int64_t>(2 * s.inner), longest};
     const auto linear = runner(limits);
     for (const uint32_t rows : {1U, 7U, 16U, 17U, 33U, 130U, kMost}) {
       SCOPED_TRACE(std::to_string(s.hidden) + " rows " + std::to_string(rows));
+      const bool is_few = rows <= kFew;
+      const Block::Results& want = is_few ? few : many;
+      const auto off = [](const auto& got, const std::vector<double>& all) {
+        const auto part = static_cast<std::ptrdiff_t>(got.count());
+        return cuda::relative_error(got.read(), {all.begin(), all.begin() + part});
+      };
       const NormInput input{device_x.get(), nullptr, device_norm.get(), 1e-6F};
       DeviceArray<Bf16> out(rows * s.qkv);
-      ASSERT_OK(linear->norm_linear(rows, input, qkv.ref(), out.get(), stream_.get()));
+      ASSERT_OK(linear->norm_linear(rows, input, block.qkv.ref(), out.get(), stream_.get()));
       // A normed element on the edge between two bf16 may round the other way: hence not 4e-3.
-      const bool few = rows <= kFew;
-      const auto off = [&](const auto& got, const auto& want, const auto& want_of_few) {
-        return cuda::relative_error(got.read(), first(few ? want_of_few : want, got.count()));
-      };
-      EXPECT_LT(off(out, want_qkv, few_qkv), few ? 5e-3 : 1e-2);
+      EXPECT_LT(off(out, want.qkv), is_few ? 5e-3 : 1e-2);
       if (rows == kMost) {
-        const double error = cuda::relative_error(out.read(), first(exact_qkv, out.count()));
+        const double error = off(out, exact);
         std::printf("[ FIGURE   ] %zu x %zu: fp8 is %.4f off the unquantized product\n", s.hidden,
                     s.qkv, error);
         EXPECT_LT(error, 5e-2);
       }
       DeviceArray<Bf16> products(rows * s.inner);
-      ASSERT_OK(linear->norm_gate_up(rows, input, gate_up.ref(), products.get(), stream_.get()));
-      const std::vector<float> residual(x.begin(),
-                                        x.begin() + static_cast<std::ptrdiff_t>(rows * s.hidden));
+      ASSERT_OK(
+          linear->norm_gate_up(rows, input, block.gate_up.ref(), products.get(), stream_.get()));
+      const std::vector<float> residual(
+          block.x.begin(), block.x.begin() + static_cast<std::ptrdiff_t>(rows * s.hidden));
       DeviceArray<float> chained(residual);
-      ASSERT_OK(linear->linear_add(rows, products.get(), down.ref(), chained.get(), stream_.get()));
+      ASSERT_OK(
+          linear->linear_add(rows, products.get(), block.down.ref(), chained.get(), stream_.get()));
       // An element on the edge between two float8 may round the other way, too.
-      EXPECT_LT(off(chained, want_chain, few_chain), few ? 5e-3 : 2e-2);
-      if (few) {
-        EXPECT_LT(off(products, want_mid, few_mid), 1e-2);
+      EXPECT_LT(off(chained, want.chain), is_few ? 5e-3 : 2e-2);
+      if (is_few) {
+        EXPECT_LT(off(products, want.mid), 1e-2);
       }
       DeviceArray<float> sum(residual);
-      ASSERT_OK(linear->linear_add(rows, device_mid.get(), down.ref(), sum.get(), stream_.get()));
-      EXPECT_LT(off(sum, want_down, few_down), 5e-3);
+      ASSERT_OK(
+          linear->linear_add(rows, device_mid.get(), block.down.ref(), sum.get(), stream_.get()));
+      EXPECT_LT(off(sum, want.sum), 5e-3);
     }
   }
 }
