@@ -269,7 +269,9 @@ void describe(SchemaVisitor& v, TransportSettings& c) {
        .doc =
            "Ways KV may travel with `ucx`, in the words of UCX_TLS. Empty: shm,tcp,self. The words "
            "for shared memory (shm, posix, sysv, cma) all let processes of one host, network "
-           "namespace and user share memory without UCX, which carries the rest.",
+           "namespace and user share memory without UCX, which carries the rest. With cuda_copy "
+           "and cuda_ipc among them, a UCX that knows CUDA moves KV between GPUs of one host "
+           "without a detour through host memory; one that does not says so in the log.",
        .example = "tcp"},
       c.ucx_tls);
 }

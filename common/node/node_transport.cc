@@ -114,6 +114,15 @@ Result<std::unique_ptr<transport::Transport>> open_transport(
       .on_warning = on_warning};
   switch (chosen.kind) {
     case TransportChoice::kUcx:
+      if (device && settings.ucx_tls.find("cuda") != std::string::npos) {
+        auto direct =
+            transport::create_ucx_device_transport(device_options, settings.ucx_tls, deps);
+        if (direct || direct.error().code != ErrorCode::kUnsupported) return direct;
+        if (on_warning) {
+          on_warning("transport.ucx_tls names CUDA, but KV goes through pinned host buffers: " +
+                     direct.error().detail);
+        }
+      }
       return transport::create_ucx_transport(
           {.tls = settings.ucx_tls, .on_warning = std::move(on_warning)}, deps);
     case TransportChoice::kCudaIpc:

@@ -8,4 +8,10 @@ Result<std::unique_ptr<Transport>> create_cuda_ipc_transport(const DeviceTranspo
               "transport.kind");
 }
 
+Result<std::unique_ptr<Transport>> create_ucx_device_transport(const DeviceTransportOptions&,
+                                                               const std::string&,
+                                                               const TransportDeps&) {
+  return fail(ErrorCode::kUnsupported, "this program was built without CUDA");
+}
+
 }  // namespace tandem::transport

@@ -1,6 +1,7 @@
 #include "common/transport/nccl/nccl_link.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "common/transport/direct/wire_format.h"
@@ -12,6 +13,8 @@ namespace {
 constexpr Duration kOperationTime = std::chrono::seconds(2);
 constexpr Duration kBuildTime = std::chrono::seconds(20);
 constexpr size_t kGreetingBytes = 256;
+constexpr size_t kMostGrouped = 8;
+constexpr size_t kEnoughFlying = 2;
 
 }  // namespace
 
@@ -50,8 +53,7 @@ Result<std::unique_ptr<NcclLink>> NcclLink::create(const NcclShared& shared, boo
       "ncclCommInitRankConfig", link->comm_));
   Operation greeting{.slot = kGreeting,
                      .message = {link->greeting_.data(), kGreetingBytes},
-                     .self_receive = link->greeting_.data() + kGreetingBytes,
-                     .done = {}};
+                     .self_receive = link->greeting_.data() + kGreetingBytes};
   link->waiting_.push_back(std::move(greeting));
   return link;
 }
@@ -74,28 +76,50 @@ Result<bool> NcclLink::settled() {
   return state == ncclSuccess;
 }
 
-Status NcclLink::issue(const Operation& op) {
+Status NcclLink::enqueue(const Operation& op) {
   const NcclApi& api = shared_.api;
   const auto peer = sender_ ? 1 : 0;
   const auto send = [&](int to) {
-    return api.ncclSend(op.message.data, op.message.bytes, ncclInt8, to, comm_, stream_.get());
+    return api.status(
+        api.ncclSend(op.message.data, op.message.bytes, ncclInt8, to, comm_, stream_.get()),
+        "ncclSend", comm_);
   };
   const auto receive = [&](std::byte* data, int from) {
-    return api.ncclRecv(data, op.message.bytes, ncclInt8, from, comm_, stream_.get());
+    return api.status(api.ncclRecv(data, op.message.bytes, ncclInt8, from, comm_, stream_.get()),
+                      "ncclRecv", comm_);
   };
-  if (!self_) {
-    return api.status(sender_ ? send(peer) : receive(op.message.data, peer),
-                      sender_ ? "ncclSend" : "ncclRecv", comm_);
-  }
-  TANDEM_TRY(api.status(api.ncclGroupStart(), "ncclGroupStart", comm_));
-  const Status sent = api.status(send(0), "ncclSend", comm_);
-  const Status received = api.status(receive(op.self_receive, 0), "ncclRecv", comm_);
-  TANDEM_TRY(api.status(api.ncclGroupEnd(), "ncclGroupEnd", comm_));
-  TANDEM_TRY(sent);
-  return received;
+  if (!self_) return sender_ ? send(peer) : receive(op.message.data, peer);
+  TANDEM_TRY(send(0));
+  return receive(op.self_receive, 0);
 }
 
-// Moves operations from waiting to the stream and out of it, one being issued at a time.
+Status NcclLink::issue(std::span<const Operation> operations) {
+  const NcclApi& api = shared_.api;
+  TANDEM_TRY(api.status(api.ncclGroupStart(), "ncclGroupStart", comm_));
+  Status enqueued;
+  for (const Operation& op : operations) {
+    if (enqueued) enqueued = enqueue(op);
+  }
+  // A group that was begun is ended in any case.
+  TANDEM_TRY(api.status(api.ncclGroupEnd(), "ncclGroupEnd", comm_));
+  return enqueued;
+}
+
+Status NcclLink::issued_group() {
+  Group group{.operations = std::move(issuing_), .done = {}};
+  issuing_.clear();
+  if (spare_events_.empty()) {
+    TANDEM_ASSIGN(group.done, cuda::Event::create());
+  } else {
+    group.done = std::move(spare_events_.back());
+    spare_events_.pop_back();
+  }
+  TANDEM_TRY(group.done.record(stream_));
+  flying_.push_back(std::move(group));
+  return {};
+}
+
+// Moves operations from waiting to the stream and out of it, one group being issued at a time.
 Status NcclLink::pump() {
   if (comm_ == nullptr) return {};
   const TimePoint now = clock_.now();
@@ -107,30 +131,29 @@ Status NcclLink::pump() {
     if (!built_) return {};
     progress_at_ = now;
   }
-  while (true) {
-    if (issuing_) {
-      TANDEM_ASSIGN(const bool in_stream, settled());
-      if (!in_stream) break;
-      issuing_ = false;
-      Operation op = std::move(waiting_.front());
-      waiting_.pop_front();
-      TANDEM_ASSIGN(op.done, cuda::Event::create());
-      TANDEM_TRY(op.done.record(stream_));
-      flying_.push_back(std::move(op));
-    }
-    if (waiting_.empty()) break;
-    if (flying_.empty()) progress_at_ = now;
-    TANDEM_TRY(issue(waiting_.front()));
-    issuing_ = true;
-  }
   while (!flying_.empty()) {
     TANDEM_ASSIGN(const bool done, flying_.front().done.done());
     if (!done) break;
-    complete(flying_.front());
+    for (const Operation& op : flying_.front().operations) complete(op);
+    spare_events_.push_back(std::move(flying_.front().done));
     flying_.pop_front();
     progress_at_ = now;
   }
-  const bool waits = issuing_ || !flying_.empty();
+  while (true) {
+    if (!issuing_.empty()) {
+      TANDEM_ASSIGN(const bool in_stream, settled());
+      if (!in_stream) break;
+      TANDEM_TRY(issued_group());
+    }
+    if (waiting_.empty() || flying_.size() >= kEnoughFlying) break;
+    if (flying_.empty()) progress_at_ = now;
+    const auto count = static_cast<ptrdiff_t>(std::min(waiting_.size(), kMostGrouped));
+    issuing_.assign(std::make_move_iterator(waiting_.begin()),
+                    std::make_move_iterator(waiting_.begin() + count));
+    waiting_.erase(waiting_.begin(), waiting_.begin() + count);
+    TANDEM_TRY(issue(issuing_));
+  }
+  const bool waits = !issuing_.empty() || !flying_.empty();
   if (waits && now - progress_at_ > (greeted_ ? kOperationTime : kBuildTime)) {
     return fail(ErrorCode::kDeadlineExceeded,
                 "nccl: the peer did not take part in a transfer in time");
@@ -160,7 +183,7 @@ Result<bool> NcclLink::ready() {
 }
 
 bool NcclLink::busy() const {
-  return !greeted_ || issuing_ || !waiting_.empty() || !flying_.empty();
+  return !greeted_ || !issuing_.empty() || !waiting_.empty() || !flying_.empty();
 }
 
 Result<std::optional<Link::Staged>> NcclLink::stage(std::span<Piece> pieces) {
@@ -188,7 +211,7 @@ Status NcclLink::launch(uint64_t slot) {
   if (it == staged_.end()) {
     return fail(ErrorCode::kCorruptData, "nccl: a go for a slot that was not offered");
   }
-  Operation op{.slot = slot, .message = it->second, .self_receive = nullptr, .done = {}};
+  Operation op{.slot = slot, .message = it->second, .self_receive = nullptr};
   if (self_) {
     std::lock_guard lock(self_->mutex);
     const auto granted = self_->granted.find(slot);
@@ -223,7 +246,7 @@ Result<bool> NcclLink::grant(uint64_t arrival, std::span<Piece> pieces) {
     self_->granted[arrival] = message.data;
     return true;
   }
-  waiting_.push_back({.slot = arrival, .message = message, .self_receive = nullptr, .done = {}});
+  waiting_.push_back({.slot = arrival, .message = message, .self_receive = nullptr});
   TANDEM_TRY(pump());
   return true;
 }

@@ -5,6 +5,8 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <span>
+#include <vector>
 
 #include "common/base/clock.h"
 #include "common/cuda/memory.h"
@@ -42,7 +44,10 @@ struct NcclShared {
   SlotPool& receive_slots;
 };
 
-// One communicator and what goes through it, in order. Transport thread only.
+// One communicator and what goes through it, in order. What is ready together is handed over as one
+// group: one launch and one event for several messages. While two groups are in the stream, more is
+// gathered, so groups grow as far as launching is slower than sending. Sender and receiver need not
+// group alike: NCCL pairs the messages of a peer in their order. Transport thread only.
 class NcclLink final : public Link {
  public:
   // `self`: null between processes. Starts building the communicator.
@@ -73,12 +78,18 @@ class NcclLink final : public Link {
     uint64_t slot = 0;
     Message message;
     std::byte* self_receive = nullptr;
+  };
+  // Operations of one launch.
+  struct Group {
+    std::vector<Operation> operations;
     cuda::Event done;
   };
   explicit NcclLink(const NcclShared& shared, bool sender) : shared_(shared), sender_(sender) {}
   Status pump();
   Result<bool> settled();  // the communicator has taken what was last asked of it
-  Status issue(const Operation& op);
+  Status issue(std::span<const Operation> operations);
+  Status enqueue(const Operation& op);  // within a group
+  Status issued_group();                // issuing_ is in the stream: its event follows it
   void complete(const Operation& op);
 
   const NcclShared shared_;
@@ -90,10 +101,11 @@ class NcclLink final : public Link {
   cuda::DeviceBuffer greeting_;
   bool built_ = false;
   bool greeted_ = false;
-  bool issuing_ = false;           // operations_.front() was issued and is not in the stream yet
-  std::deque<Operation> waiting_;  // not issued
-  std::deque<Operation> flying_;   // in the stream
-  TimePoint progress_at_{};        // when the last operation ended or began to wait
+  std::deque<Operation> waiting_;   // not issued
+  std::vector<Operation> issuing_;  // issued and not in the stream yet
+  std::deque<Group> flying_;        // in the stream
+  std::vector<cuda::Event> spare_events_;
+  TimePoint progress_at_{};               // when the last operation ended or began to wait
   std::map<uint64_t, Message> staged_;    // sender: slots that wait for a go or are under way
   std::map<uint64_t, Message> arrivals_;  // receiver: accepted, with a slot once granted
   std::set<uint64_t> arrived_;

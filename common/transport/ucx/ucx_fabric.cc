@@ -1,0 +1,419 @@
+#include "common/transport/ucx/ucx_fabric.h"
+
+#include <ucp/api/ucp.h>
+
+#include <map>
+#include <optional>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "common/base/unique_handle.h"
+#include "common/transport/direct/wire_format.h"
+#include "common/transport/ucx/worker.h"
+
+namespace tandem::transport {
+namespace {
+
+constexpr Duration kGreetingTime = std::chrono::seconds(10);
+// A message takes well under a millisecond.
+constexpr Duration kOperationTime = std::chrono::seconds(2);
+constexpr Duration kGoodbye = std::chrono::milliseconds(300);
+
+struct ConfigTraits {
+  using Handle = ucp_config_t*;
+  static Handle invalid() { return nullptr; }
+  static void close(Handle h) noexcept { ucp_config_release(h); }
+};
+struct ContextTraits {
+  using Handle = ucp_context_h;
+  static Handle invalid() { return nullptr; }
+  static void close(Handle h) noexcept { ucp_cleanup(h); }
+};
+struct WorkerTraits {
+  using Handle = ucp_worker_h;
+  static Handle invalid() { return nullptr; }
+  static void close(Handle h) noexcept { ucp_worker_destroy(h); }
+};
+
+tl::unexpected<Error> ucx_error(const char* what, ucs_status_t status) {
+  return fail(ErrorCode::kTransport,
+              "UCX: " + std::string(what) + ": " + ucs_status_string(status));
+}
+
+Result<UniqueHandle<ContextTraits>> open_context(const std::string& tls) {
+  ucp_config_t* raw = nullptr;
+  if (const ucs_status_t s = ucp_config_read(nullptr, nullptr, &raw); s != UCS_OK) {
+    return ucx_error("reading its configuration", s);
+  }
+  const UniqueHandle<ConfigTraits> config(raw);
+  const std::pair<const char*, const char*> settings[] = {{"TLS", tls.c_str()},
+                                                          {"MM_ERROR_HANDLING", "y"}};
+  for (const auto& [name, value] : settings) {
+    if (const ucs_status_t s = ucp_config_modify(raw, name, value); s != UCS_OK) {
+      return fail(ErrorCode::kConfig,
+                  "UCX refuses " + std::string(name) + "=" + value + ": " + ucs_status_string(s));
+    }
+  }
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES;
+  params.features = UCP_FEATURE_TAG;
+  ucp_context_h context = nullptr;
+  if (const ucs_status_t s = ucp_init(&params, raw, &context); s != UCS_OK) {
+    return fail(ErrorCode::kConfig,
+                "UCX finds no usable transport among '" + tls + "': " + ucs_status_string(s));
+  }
+  return UniqueHandle<ContextTraits>(context);
+}
+
+// A send or receive under way. Empty requests are done.
+class Request {
+ public:
+  Request() = default;
+  explicit Request(void* handle) : handle_(handle) {}
+  // Whether it has ended; an error is its outcome.
+  Result<bool> done() {
+    if (handle_ == nullptr) return true;
+    if (UCS_PTR_IS_ERR(handle_)) {
+      return ucx_error("a message", UCS_PTR_STATUS(std::exchange(handle_, nullptr)));
+    }
+    const ucs_status_t status = ucp_request_check_status(handle_);
+    if (status == UCS_INPROGRESS) return false;
+    ucp_request_free(std::exchange(handle_, nullptr));
+    if (status != UCS_OK) return ucx_error("a message", status);
+    return true;
+  }
+  void cancel(ucp_worker_h worker) const {
+    if (UCS_PTR_IS_PTR(handle_)) ucp_request_cancel(worker, handle_);
+  }
+
+ private:
+  void* handle_ = nullptr;
+};
+
+// Slots of one direction. Transport thread only.
+class Slots {
+ public:
+  Slots(std::byte* memory, size_t bytes, uint32_t count) {
+    for (uint32_t i = 0; i < count; ++i) free_.push_back(memory + i * bytes);
+  }
+  std::byte* take() {
+    if (free_.empty()) return nullptr;
+    std::byte* const slot = free_.back();
+    free_.pop_back();
+    return slot;
+  }
+  void put(std::byte* slot) { free_.push_back(slot); }
+
+ private:
+  std::vector<std::byte*> free_;
+};
+
+struct Shared {
+  ucp_worker_h worker = nullptr;
+  ucs_memory_type_t memory = UCS_MEMORY_TYPE_HOST;
+  size_t slot_bytes = 0;
+  Slots& sends;
+  Slots& receives;
+};
+
+class UcxLink final : public Link {
+ public:
+  UcxLink(const Shared& shared, bool sender, uint32_t pair)
+      : shared_(shared), sender_(sender), pair_(pair), progress_at_(clock_.now()) {}
+  ~UcxLink() override;
+  Status connect(const std::string& worker);
+  void greet();
+
+  std::string detail() const override { return detail_; }
+  Result<bool> ready() override {
+    TANDEM_TRY(pump());
+    return greeted_;
+  }
+  bool busy() const override { return !greeted_ || !flying_.empty(); }
+  Result<std::optional<Staged>> stage(std::span<Piece> pieces) override;
+  Status launch(uint64_t slot) override;
+  void abandon(uint64_t slot) override;
+  Result<uint64_t> accept(std::string_view note, std::span<Piece> pieces) override;
+  Result<bool> grant(uint64_t arrival, std::span<Piece> pieces) override;
+  bool needs_go() const override { return true; }
+  Result<bool> arrived(uint64_t arrival) override;
+  void release(uint64_t arrival) override;
+
+ private:
+  static constexpr uint32_t kGreeting = 0;
+  struct Message {
+    std::byte* data = nullptr;
+    size_t bytes = 0;
+    bool here = false;  // receiver: the bytes are in the slot
+  };
+  [[nodiscard]] ucp_tag_t tag(uint64_t slot) const { return uint64_t{pair_} << 32 | slot; }
+  Request send(const void* data, size_t bytes, uint64_t slot, ucs_memory_type_t memory) const;
+  Request receive(void* data, size_t bytes, uint64_t slot, ucs_memory_type_t memory) const;
+  Status pump();
+
+  const Shared shared_;
+  const bool sender_;
+  const uint32_t pair_;  // names this connection in tags
+  SteadyClock clock_;
+  TimePoint progress_at_;
+  ucp_ep_h endpoint_ = nullptr;
+  std::string detail_ = "device memory";
+  uint64_t greeting_ = 0;
+  bool greeted_ = false;
+  std::map<uint64_t, Request> flying_;    // by slot
+  std::map<uint64_t, Message> messages_;  // staged or accepted
+  uint64_t last_slot_ = kGreeting;
+};
+
+Request UcxLink::send(const void* data, size_t bytes, uint64_t slot,
+                      ucs_memory_type_t memory) const {
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.memory_type = memory;
+  return Request(ucp_tag_send_nbx(endpoint_, data, bytes, tag(slot), &param));
+}
+
+Request UcxLink::receive(void* data, size_t bytes, uint64_t slot, ucs_memory_type_t memory) const {
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.memory_type = memory;
+  return Request(ucp_tag_recv_nbx(shared_.worker, data, bytes, tag(slot), ~ucp_tag_t{0}, &param));
+}
+
+Status UcxLink::connect(const std::string& worker) {
+  ucp_ep_params_t params{};
+  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
+  params.address = reinterpret_cast<const ucp_address_t*>(worker.data());
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  const ucs_status_t s = ucp_ep_create(shared_.worker, &params, &endpoint_);
+  if (s != UCS_OK) return ucx_error("connecting to the peer", s);
+  return {};
+}
+
+// The first message, of host memory: connects the workers before pages depend on it.
+void UcxLink::greet() {
+  flying_[kGreeting] =
+      sender_ ? send(&greeting_, sizeof(greeting_), kGreeting, UCS_MEMORY_TYPE_HOST)
+              : receive(&greeting_, sizeof(greeting_), kGreeting, UCS_MEMORY_TYPE_HOST);
+}
+
+UcxLink::~UcxLink() {
+  void* closing = nullptr;
+  if (endpoint_ != nullptr) {
+    ucp_request_param_t param{};
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+    param.flags = UCP_EP_CLOSE_FLAG_FORCE;
+    closing = ucp_ep_close_nbx(endpoint_, &param);
+  }
+  for (auto& [slot, request] : flying_) request.cancel(shared_.worker);
+  Request close(closing);
+  bool closed = false;
+  const TimePoint give_up = clock_.now() + kGoodbye;
+  while ((!closed || !flying_.empty()) && clock_.now() < give_up) {
+    ucp_worker_progress(shared_.worker);
+    if (!closed) closed = close.done().value_or(true);
+    std::erase_if(flying_, [](auto& entry) { return entry.second.done().value_or(true); });
+  }
+  // What is still flying may yet be written or read: those slots are lost, not reused.
+  for (const auto& [slot, message] : messages_) {
+    if (message.data == nullptr || flying_.contains(slot)) continue;
+    (sender_ ? shared_.sends : shared_.receives).put(message.data);
+  }
+}
+
+Status UcxLink::pump() {
+  while (ucp_worker_progress(shared_.worker) != 0) {
+  }
+  const TimePoint now = clock_.now();
+  for (auto it = flying_.begin(); it != flying_.end();) {
+    TANDEM_ASSIGN(const bool done, it->second.done());
+    if (!done) {
+      ++it;
+      continue;
+    }
+    const uint64_t slot = it->first;
+    it = flying_.erase(it);
+    progress_at_ = now;
+    if (slot == kGreeting) {
+      greeted_ = true;
+    } else if (sender_) {
+      abandon(slot);
+    } else {
+      messages_.at(slot).here = true;
+    }
+  }
+  if (flying_.empty()) progress_at_ = now;
+  if (now - progress_at_ > (greeted_ ? kOperationTime : kGreetingTime)) {
+    return fail(ErrorCode::kDeadlineExceeded,
+                "ucx: the peer did not take part in a transfer in time");
+  }
+  return {};
+}
+
+Result<std::optional<Link::Staged>> UcxLink::stage(std::span<Piece> pieces) {
+  const size_t bytes = pieces.size() * pieces.front().bytes;
+  if (bytes > shared_.slot_bytes) {
+    return fail(ErrorCode::kInvalidArgument, "ucx: a page of " + std::to_string(bytes) +
+                                                 " bytes is larger than a message may be");
+  }
+  std::byte* const data = shared_.sends.take();
+  if (data == nullptr) return std::nullopt;
+  messages_[++last_slot_] = {.data = data, .bytes = bytes};
+  for (size_t i = 0; i < pieces.size(); ++i) pieces[i].to = data + i * pieces[i].bytes;
+  return Staged{last_slot_, encode_go(last_slot_)};
+}
+
+void UcxLink::abandon(uint64_t slot) {
+  const auto it = messages_.find(slot);
+  if (it == messages_.end()) return;
+  shared_.sends.put(it->second.data);
+  messages_.erase(it);
+}
+
+Status UcxLink::launch(uint64_t slot) {
+  const auto it = messages_.find(slot);
+  if (it == messages_.end() || flying_.contains(slot)) {
+    return fail(ErrorCode::kCorruptData, "ucx: a go for a slot that was not offered");
+  }
+  flying_[slot] = send(it->second.data, it->second.bytes, slot, shared_.memory);
+  return pump();
+}
+
+Result<uint64_t> UcxLink::accept(std::string_view note, std::span<Piece> pieces) {
+  TANDEM_ASSIGN(const uint64_t slot, parse_go(note));
+  const size_t bytes = pieces.size() * pieces.front().bytes;
+  if (slot <= last_slot_ || slot > UINT32_MAX || bytes > shared_.slot_bytes) {
+    return fail(ErrorCode::kCorruptData, "ucx: an offer names an impossible slot");
+  }
+  last_slot_ = slot;
+  messages_[slot] = {.data = nullptr, .bytes = bytes};
+  return slot;
+}
+
+Result<bool> UcxLink::grant(uint64_t arrival, std::span<Piece> pieces) {
+  Message& message = messages_.at(arrival);
+  message.data = shared_.receives.take();
+  if (message.data == nullptr) return false;
+  for (size_t i = 0; i < pieces.size(); ++i) pieces[i].from = message.data + i * pieces[i].bytes;
+  flying_[arrival] = receive(message.data, message.bytes, arrival, shared_.memory);
+  TANDEM_TRY(pump());
+  return true;
+}
+
+Result<bool> UcxLink::arrived(uint64_t arrival) {
+  TANDEM_TRY(pump());
+  return messages_.at(arrival).here;
+}
+
+void UcxLink::release(uint64_t arrival) {
+  const auto it = messages_.find(arrival);
+  if (it == messages_.end()) return;
+  if (it->second.data != nullptr) shared_.receives.put(it->second.data);
+  messages_.erase(it);
+}
+
+class UcxFabric final : public Fabric {
+ public:
+  explicit UcxFabric(UcxFabricOptions options)
+      : options_(std::move(options)),
+        sends_(options_.memory.get(), options_.slot_bytes, options_.slots),
+        receives_(options_.memory.get() + options_.slot_bytes * options_.slots, options_.slot_bytes,
+                  options_.slots) {}
+
+  std::string_view name() const override { return "ucx"; }
+  std::string version() const override { return UcxWorker::version(); }
+  PageCopier& copier() override { return *options_.copier; }
+  size_t frame_bytes() const override { return options_.slot_bytes; }
+  Status start() override;
+  Result<std::string> hello(bool sender) override;
+  Result<std::unique_ptr<Link>> open(bool sender, const std::string& own,
+                                     const std::string& peer) override;
+
+ private:
+  struct PeerHello {
+    std::string version;
+    uint32_t pair = 0;  // a sender's, one for each connection
+    std::string worker;
+  };
+  static Result<PeerHello> parse(const std::string& text) {
+    FieldReader fields(text);
+    PeerHello hello;
+    hello.version = fields.text();
+    hello.pair = fields.get<uint32_t>();
+    hello.worker = fields.text();
+    if (!fields.complete() || hello.worker.empty()) {
+      return fail(ErrorCode::kCorruptData, "ucx: a hello is malformed");
+    }
+    return hello;
+  }
+
+  UcxFabricOptions options_;
+  Slots sends_;
+  Slots receives_;
+  std::random_device random_;
+  std::string address_;
+  UniqueHandle<ContextTraits> context_;
+  UniqueHandle<WorkerTraits> worker_;  // last: destroyed before its context
+};
+
+Status UcxFabric::start() {
+  if (options_.on_thread) TANDEM_TRY(options_.on_thread());
+  TANDEM_ASSIGN(context_, open_context(options_.tls));
+  ucp_worker_params_t params{};
+  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  params.thread_mode = UCS_THREAD_MODE_SINGLE;
+  ucp_worker_h worker = nullptr;
+  if (const ucs_status_t s = ucp_worker_create(context_.get(), &params, &worker); s != UCS_OK) {
+    return ucx_error("creating a worker", s);
+  }
+  worker_.reset(worker);
+  ucp_address_t* own = nullptr;
+  size_t bytes = 0;
+  if (const ucs_status_t s = ucp_worker_get_address(worker, &own, &bytes); s != UCS_OK) {
+    return ucx_error("reading the worker's address", s);
+  }
+  address_.assign(reinterpret_cast<const char*>(own), bytes);
+  ucp_worker_release_address(worker, own);
+  return {};
+}
+
+Result<std::string> UcxFabric::hello(bool sender) {
+  const uint32_t pair = sender ? random_() : 0;
+  return FieldWriter().text(version()).put(pair).text(address_).take();
+}
+
+Result<std::unique_ptr<Link>> UcxFabric::open(bool sender, const std::string& own,
+                                              const std::string& peer_hello) {
+  TANDEM_ASSIGN(const PeerHello mine, parse(own));
+  TANDEM_ASSIGN(const PeerHello peer, parse(peer_hello));
+  if (peer.version != mine.version) {
+    return fail(ErrorCode::kMismatch, "ucx: UCX " + mine.version + " here and UCX " + peer.version +
+                                          " at the peer; use one version for device memory");
+  }
+  const Shared shared{worker_.get(), options_.cuda ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST,
+                      options_.slot_bytes, sends_, receives_};
+  auto link = std::make_unique<UcxLink>(shared, sender, sender ? mine.pair : peer.pair);
+  if (sender) TANDEM_TRY(link->connect(peer.worker));
+  link->greet();
+  return link;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Fabric>> create_ucx_fabric(UcxFabricOptions options) {
+  return std::make_unique<UcxFabric>(std::move(options));
+}
+
+Result<bool> ucx_knows_cuda(const std::string& tls) {
+  TANDEM_ASSIGN(const auto context, open_context(tls));
+  ucp_context_attr_t attributes{};
+  attributes.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
+  if (const ucs_status_t s = ucp_context_query(context.get(), &attributes); s != UCS_OK) {
+    return ucx_error("asking which memory it knows", s);
+  }
+  return (attributes.memory_types >> UCS_MEMORY_TYPE_CUDA & 1) != 0;
+}
+
+}  // namespace tandem::transport
