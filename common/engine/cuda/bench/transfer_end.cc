@@ -43,10 +43,14 @@ Result<std::unique_ptr<transport::Transport>> transport_of(
     const TransferPlace& place, const std::vector<std::string>& libraries,
     const transport::TransportDeps& deps) {
   const auto warn = [](const std::string& text) { std::cerr << "transport: " << text << "\n"; };
-  if (place.transport == "ucx")
-    return transport::create_ucx_transport({.tls = place.ucx_tls, .on_warning = warn}, deps);
   const transport::DeviceTransportOptions options{
       .device = std::max(place.device, 0), .libraries = libraries, .on_warning = warn};
+  if (place.transport == "ucx" && place.device >= 0 &&
+      place.ucx_tls.find("cuda") != std::string::npos) {
+    return transport::create_ucx_device_transport(options, place.ucx_tls, deps);
+  }
+  if (place.transport == "ucx")
+    return transport::create_ucx_transport({.tls = place.ucx_tls, .on_warning = warn}, deps);
   if (place.transport == "nccl") return transport::create_nccl_transport(options, deps);
   if (place.transport == "cuda_ipc") return transport::create_cuda_ipc_transport(options, deps);
   return fail(ErrorCode::kInvalidArgument,
