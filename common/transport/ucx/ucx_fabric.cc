@@ -2,6 +2,7 @@
 
 #include <ucp/api/ucp.h>
 
+#include <iterator>
 #include <map>
 #include <optional>
 #include <random>
@@ -214,7 +215,9 @@ UcxLink::~UcxLink() {
   while ((!closed || !flying_.empty()) && clock_.now() < give_up) {
     ucp_worker_progress(shared_.worker);
     if (!closed) closed = close.done().value_or(true);
-    std::erase_if(flying_, [](auto& entry) { return entry.second.done().value_or(true); });
+    for (auto it = flying_.begin(); it != flying_.end();) {
+      it = it->second.done().value_or(true) ? flying_.erase(it) : std::next(it);
+    }
   }
   // What is still flying may yet be written or read: those slots are lost, not reused.
   for (const auto& [slot, message] : messages_) {
