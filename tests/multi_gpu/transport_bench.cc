@@ -28,6 +28,7 @@
 #include "common/transport/cuda_ipc/ipc_fabric.h"
 #include "common/transport/direct/direct_transport.h"
 #include "common/transport/nccl/nccl_fabric.h"
+#include "kernels/cuda/page_copy.h"
 
 namespace tandem::transport {
 namespace {
@@ -296,6 +297,71 @@ double plain_copy(int from, int to, size_t size, size_t total) {
   return static_cast<double>(total) / times[kRepeats / 2] / 1e6;
 }
 
+// GB/s of the copy kernel alone, without offers or answers: checking pages where they lie (what a
+// sender does), or pulling them from the other GPU and checking on the way (a receiver), 8 MiB a
+// launch.
+double kernel_alone(int from, int to, uint32_t blocks, bool pull) {
+  constexpr size_t kTotal = 256u << 20;
+  constexpr uint32_t kPieces = cuda::kMostPageCopyPieces;
+  void* a = nullptr;
+  void* b = nullptr;
+  void* sums = nullptr;
+  must(cudaSetDevice(from), "cudaSetDevice");
+  must(cudaMalloc(&a, kTotal), "cudaMalloc");
+  must(cudaMemset(a, 1, kTotal), "cudaMemset");
+  must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  const int at_work = pull ? to : from;
+  must(cudaSetDevice(at_work), "cudaSetDevice");
+  if (from != at_work) (void)cudaDeviceEnablePeerAccess(from, 0);
+  (void)cudaGetLastError();
+  must(cudaMalloc(&b, kTotal), "cudaMalloc");
+  must(cudaMallocHost(&sums, kTotal / kPage * sizeof(uint64_t)), "cudaMallocHost");
+  cudaStream_t stream = nullptr;
+  cudaEvent_t start = nullptr;
+  cudaEvent_t stop = nullptr;
+  must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  must(cudaEventCreate(&start), "event");
+  must(cudaEventCreate(&stop), "event");
+  std::vector<float> times;
+  for (int i = 0; i <= kRepeats; ++i) {
+    must(cudaEventRecord(start, stream), "record");
+    for (size_t first = 0; first < kTotal / kPage; first += kPieces) {
+      cuda::PageCopy task;
+      task.bytes = kPage;
+      task.count = kPieces;
+      task.sums = static_cast<uint64_t*>(sums) + first;
+      for (uint32_t p = 0; p < kPieces; ++p) {
+        const size_t at = (first + p) * kPage;
+        task.pieces[p] = {static_cast<std::byte*>(a) + at,
+                          pull ? static_cast<std::byte*>(b) + at : nullptr};
+      }
+      must(cuda::page_copy(task, blocks, stream), "page_copy");
+    }
+    must(cudaEventRecord(stop, stream), "record");
+    must(cudaEventSynchronize(stop), "wait");
+    float ms = 0;
+    must(cudaEventElapsedTime(&ms, start, stop), "time");
+    if (i > 0) times.push_back(ms);
+  }
+  std::ranges::sort(times);
+  must(cudaFree(a), "free");
+  must(cudaFree(b), "free");
+  must(cudaFreeHost(sums), "free");
+  return static_cast<double>(kTotal) / times[kRepeats / 2] / 1e6;
+}
+
+void report_kernel(int from, int to) {
+  std::printf("%-12s", "kernel alone");
+  const uint32_t blocks[] = {8, 16, 24, 32, 48, 64};
+  for (const uint32_t n : blocks) std::printf(" %7u SM", n);
+  for (const bool pull : {false, true}) {
+    std::printf("\n%-12s", pull ? "  pull" : "  check");
+    for (const uint32_t n : blocks) std::printf(" %9.1f", kernel_alone(from, to, n, pull));
+  }
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
 struct Options {
   int from = 0;
   int to = 0;
@@ -319,6 +385,7 @@ int run(const char* self, const Options& options) {
     std::printf(" %9.1f", plain[s]);
   }
   std::printf("\n");
+  report_kernel(options.from, options.to);
   for (const std::string& variant : options.variants) {
     Pair pair(self, variant, options.from, options.to, most, options.one_process);
     for (const bool scattered : {false, true}) {
