@@ -1,7 +1,10 @@
 // Weights out of nothing, for runs that measure speed and not sense.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <thread>
+#include <vector>
 
 #include "common/base/dtype.h"
 #include "common/model/checkpoint_impl.h"
@@ -11,6 +14,9 @@ namespace {
 
 constexpr double kDeviation = 0.02;  // the initializer range of every family here
 constexpr size_t kQuantiles = 1024;
+// A thread makes about a billion values a second: models of many billions would take minutes.
+constexpr size_t kThreads = 8;
+constexpr size_t kValuesPerThread = size_t{4} << 20;
 
 uint64_t mix(uint64_t x) {  // SplitMix64's finalizer (Steele, Lea, Flood 2014)
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
@@ -37,15 +43,25 @@ void fill(uint64_t stream, std::span<std::byte> out, Encode encode) {
         kDeviation * normal_quantile((static_cast<double>(i) + 0.5) / kQuantiles)));
   const size_t n = out.size() / sizeof(T);
   constexpr size_t kPerWord = 6;  // 10 bits each
-  for (size_t i = 0; i < n; i += kPerWord) {
-    uint64_t word = mix(stream + (i / kPerWord + 1) * 0x9e3779b97f4a7c15ULL);
-    T values[kPerWord];
-    for (T& v : values) {
-      v = table[word % kQuantiles];
-      word /= kQuantiles;
+  const size_t words = (n + kPerWord - 1) / kPerWord;
+  const auto make = [&](size_t begin, size_t end) {
+    for (size_t w = begin; w < end; ++w) {
+      uint64_t word = mix(stream + (w + 1) * 0x9e3779b97f4a7c15ULL);
+      T values[kPerWord];
+      for (T& v : values) {
+        v = table[word % kQuantiles];
+        word /= kQuantiles;
+      }
+      const size_t i = w * kPerWord;
+      std::memcpy(out.data() + i * sizeof(T), values, std::min(kPerWord, n - i) * sizeof(T));
     }
-    std::memcpy(out.data() + i * sizeof(T), values, std::min(kPerWord, n - i) * sizeof(T));
-  }
+  };
+  const size_t threads = std::clamp<size_t>(
+      n / kValuesPerThread, 1, std::min<size_t>(kThreads, std::thread::hardware_concurrency() + 1));
+  std::vector<std::jthread> others;
+  for (size_t t = 1; t < threads; ++t)
+    others.emplace_back(make, words * t / threads, words * (t + 1) / threads);
+  make(0, words / threads);
 }
 
 template <typename T>

@@ -75,18 +75,31 @@ class Events final : public TransportEvents {
   std::vector<SendStats> stats_;
 };
 
-// "ipc", "ipc:BLOCKS" (kernel only), "ipc:engine" (copy engine for everything), "nccl".
+// The number that follows a letter in the words of a variant, such as 2 after x in "ipc:24x2".
+size_t number_after(const std::string& words, char letter, size_t otherwise) {
+  const size_t at = words.find(letter);
+  return at == std::string::npos ? otherwise : std::stoull(words.substr(at + 1));
+}
+
+// "ipc:BLOCKS[xLANES][eMIB][bMIB]": multiprocessors, batches at a time, runs of so many MiB by the
+// copy engine, MiB of a batch; "nccl[:gMESSAGES][sSLOTS]": messages of one launch, slots.
 Result<std::unique_ptr<Fabric>> make_fabric(const std::string& variant, int gpu,
                                             std::span<std::byte> memory) {
   DeviceCopier::Options copier{.device = gpu};
   const size_t colon = variant.find(':');
-  if (variant == "nccl") return create_nccl_fabric({.copier = copier});
   const std::string extra = colon == std::string::npos ? "" : variant.substr(colon + 1);
-  if (extra == "engine") {
-    copier.engine_bytes = 1;
-  } else if (!extra.empty()) {
+  if (variant.starts_with("nccl")) {
+    NcclOptions nccl{.copier = copier};
+    nccl.most_grouped = static_cast<uint32_t>(number_after(extra, 'g', nccl.most_grouped));
+    nccl.slots = static_cast<uint32_t>(number_after(extra, 's', nccl.slots));
+    return create_nccl_fabric(nccl);
+  }
+  if (!extra.empty()) {
     copier.blocks = static_cast<uint32_t>(std::stoul(extra));
-    copier.engine_bytes = SIZE_MAX;
+    copier.lanes = static_cast<uint32_t>(number_after(extra, 'x', copier.lanes));
+    copier.batch_bytes = number_after(extra, 'b', copier.batch_bytes >> 20) << 20;
+    if (extra.find('e') != std::string::npos) copier.engine_bytes = number_after(extra, 'e', 1)
+                                                                    << 20;
   }
   return create_ipc_fabric({.copier = copier, .memory = {memory}});
 }
@@ -367,7 +380,7 @@ struct Options {
   int to = 0;
   size_t largest = 256;  // MiB
   bool one_process = false;
-  std::vector<std::string> variants = {"ipc", "ipc:8", "ipc:16", "ipc:24", "ipc:48", "ipc:engine"};
+  std::vector<std::string> variants = {"ipc", "ipc:8", "ipc:16", "ipc:48", "ipc:24x2", "ipc:16x4e4"};
 };
 
 int run(const char* self, const Options& options) {
@@ -423,7 +436,7 @@ int main(int argc, char** argv) {
     if (i + 1 == argc) {
       std::fprintf(stderr,
                    "usage: multi_gpu_transport_bench [--from GPU] [--to GPU] [--largest MIB] "
-                   "[--processes 1|2] [--variants ipc,ipc:16,ipc:engine,nccl]\n");
+                   "[--processes 1|2] [--variants ipc,ipc:16,ipc:24x2,ipc:16x4e4b32,nccl,nccl:g16]\n");
       return 2;
     }
     const char* value = argv[++i];

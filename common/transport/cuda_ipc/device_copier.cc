@@ -12,16 +12,16 @@ namespace {
 // 2 MiB of checksums cover 16 GiB of pieces under way.
 constexpr size_t kRing = 256u << 10;
 constexpr size_t kEvents = 64;
-// A batch ends here, so that what depends on its first pages need not wait for all that was added.
-constexpr size_t kBatchBytes = 8u << 20;
-constexpr size_t kEnoughBatches = 2;
 
 }  // namespace
 
 Result<std::unique_ptr<DeviceCopier>> DeviceCopier::create(const Options& options) {
   const cuda::DeviceScope scope(options.device);
   auto copier = std::unique_ptr<DeviceCopier>(new DeviceCopier(options));
-  TANDEM_ASSIGN(copier->stream_, cuda::Stream::create(cuda::StreamPriority::kHigh));
+  for (uint32_t i = 0; i < std::max(options.lanes, 1u); ++i) {
+    TANDEM_ASSIGN(cuda::Stream lane, cuda::Stream::create(cuda::StreamPriority::kHigh));
+    copier->lanes_.push_back(std::move(lane));
+  }
   TANDEM_ASSIGN(copier->sums_, cuda::PinnedBuffer::create(kRing * sizeof(uint64_t)));
   for (size_t i = 0; i < kEvents; ++i) {
     TANDEM_ASSIGN(cuda::Event event, cuda::Event::create());
@@ -32,7 +32,9 @@ Result<std::unique_ptr<DeviceCopier>> DeviceCopier::create(const Options& option
 
 DeviceCopier::~DeviceCopier() {
   const cuda::DeviceScope scope(options_.device);
-  if (const Status done = stream_.synchronize(); !done) return;  // said by whoever saw it first
+  for (const cuda::Stream& lane : lanes_) {
+    if (const Status done = lane.synchronize(); !done) return;  // said by whoever saw it first
+  }
 }
 
 PageCopier::Ticket DeviceCopier::add(std::span<const Piece> pieces) {
@@ -48,7 +50,7 @@ void DeviceCopier::flush() {
   const cuda::DeviceScope scope(options_.device);
   collect(false);
   // While the device has enough to do, more is gathered: fewer and larger batches.
-  if (batches_.size() >= kEnoughBatches && waiting_bytes_ < kBatchBytes) return;
+  if (batches_.size() > lanes_.size() && waiting_bytes_ < options_.batch_bytes) return;
   flush_locked();
 }
 
@@ -70,7 +72,7 @@ bool DeviceCopier::flush_batch() {
   std::vector<Waiting> work;
   size_t room = kRing - (sums_head_ - sums_tail_);
   size_t bytes = 0;
-  while (!waiting_.empty() && bytes < kBatchBytes) {
+  while (!waiting_.empty() && bytes < options_.batch_bytes) {
     // Twice: a piece's sums do not cross the ring's end, so some entries may be passed over.
     const size_t sums = 2 * sums_of(waiting_.front());
     if (sums > kRing) {
@@ -89,9 +91,10 @@ bool DeviceCopier::flush_batch() {
   batch.sums = sums_head_;
   batch.done = std::move(spare_events_.back());
   spare_events_.pop_back();
-  Status launched = copy_long_runs(work);
-  if (launched) launched = launch(work, batch);
-  if (launched) launched = batch.done.record(stream_);
+  const cuda::Stream& lane = lanes_[next_lane_++ % lanes_.size()];
+  Status launched = copy_long_runs(work, lane);
+  if (launched) launched = launch(work, batch, lane);
+  if (launched) launched = batch.done.record(lane);
   if (!launched) {
     fail_all(std::move(launched));
     return false;
@@ -103,13 +106,13 @@ bool DeviceCopier::flush_batch() {
 
 // Pieces that lie one behind the other at both ends are one run. Long ones are copied here and only
 // checked by the kernel, at their new place.
-Status DeviceCopier::copy_long_runs(std::vector<Waiting>& work) {
+Status DeviceCopier::copy_long_runs(std::vector<Waiting>& work, const cuda::Stream& lane) {
   std::vector<Piece*> run;
   size_t bytes = 0;
   const auto end_run = [&]() -> Status {
     if (!run.empty() && bytes >= options_.engine_bytes) {
       TANDEM_CUDA_TRY(cudaMemcpyAsync(run.front()->to, run.front()->from, bytes, cudaMemcpyDefault,
-                                      stream_.get()));
+                                      lane.get()));
       carried_.engine += bytes;
       for (Piece* p : run) *p = {p->to, nullptr, p->bytes};
     }
@@ -139,10 +142,10 @@ size_t DeviceCopier::reserve_sums(uint32_t items) {
   return at;
 }
 
-Status DeviceCopier::launch(std::vector<Waiting>& work, Batch& batch) {
+Status DeviceCopier::launch(std::vector<Waiting>& work, Batch& batch, const cuda::Stream& lane) {
   cuda::PageCopy task;
   const auto go = [&]() -> Status {
-    TANDEM_CUDA_TRY(cuda::page_copy(task, options_.blocks, stream_.get()));
+    TANDEM_CUDA_TRY(cuda::page_copy(task, options_.blocks, lane.get()));
     task.count = 0;
     return {};
   };

@@ -12,7 +12,8 @@
 
 namespace tandem::transport {
 
-// A PageCopier on a stream of its own of one GPU. Pieces lie in memory that this GPU can reach:
+// A PageCopier on streams of its own of one GPU: batches take them in turns, so that one begins while
+// another ends. Pieces lie in memory that this GPU can reach:
 // its own, pinned host memory, or a peer's, mapped.
 //
 // Pages are copied and checked in one pass by a few multiprocessors. Runs of engine_bytes and more
@@ -24,6 +25,11 @@ class DeviceCopier final : public PageCopier {
     int device = 0;
     // Multiprocessors that a copy may use beside whatever computes.
     uint32_t blocks = 24;
+    // Batches under way at a time, each on `blocks` multiprocessors.
+    uint32_t lanes = 1;
+    // A batch ends here, so that what depends on its first pages need not wait for all that was
+    // added.
+    size_t batch_bytes = 8u << 20;
     // Runs at least this long take the copy engine.
     size_t engine_bytes = SIZE_MAX;
   };
@@ -36,7 +42,6 @@ class DeviceCopier final : public PageCopier {
   [[nodiscard]] bool busy() const override;
   void drain() override;
 
-  [[nodiscard]] const cuda::Stream& stream() const { return stream_; }
   [[nodiscard]] int device() const { return options_.device; }
   // How many bytes each way has carried since start.
   struct Carried {
@@ -65,8 +70,8 @@ class DeviceCopier final : public PageCopier {
   // Under the mutex, with the device current.
   void flush_locked();
   bool flush_batch();  // false: nothing more can go now
-  [[nodiscard]] Status launch(std::vector<Waiting>& work, Batch& batch);
-  [[nodiscard]] Status copy_long_runs(std::vector<Waiting>& work);
+  [[nodiscard]] Status launch(std::vector<Waiting>& work, Batch& batch, const cuda::Stream& lane);
+  [[nodiscard]] Status copy_long_runs(std::vector<Waiting>& work, const cuda::Stream& lane);
   [[nodiscard]] size_t reserve_sums(uint32_t items);
   void collect(bool wait);
   void fail_all(Status status);
@@ -74,7 +79,8 @@ class DeviceCopier final : public PageCopier {
 
   const Options options_;
   mutable std::mutex mutex_;
-  cuda::Stream stream_;
+  std::vector<cuda::Stream> lanes_;
+  size_t next_lane_ = 0;
   cuda::PinnedBuffer sums_;  // a ring: kernels write, the host adds up
   size_t sums_head_ = 0;     // next free entry, counted without end
   size_t sums_tail_ = 0;     // oldest entry in use

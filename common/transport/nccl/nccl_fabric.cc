@@ -114,7 +114,7 @@ Result<std::unique_ptr<Link>> NcclFabric::open(bool sender, const std::string& o
                 "nccl cannot join two processes on one GPU; set transport.kind to cuda_ipc");
   }
   const ncclUniqueId& id = sender ? mine.id : peer.id;
-  return NcclLink::create({api_, send_slots_, receive_slots_}, sender, id,
+  return NcclLink::create({api_, send_slots_, receive_slots_, options_.most_grouped}, sender, id,
                           self ? self_pair(id) : nullptr);
 }
 

@@ -13,7 +13,8 @@ namespace {
 constexpr Duration kOperationTime = std::chrono::seconds(2);
 constexpr Duration kBuildTime = std::chrono::seconds(20);
 constexpr size_t kGreetingBytes = 256;
-constexpr size_t kMostGrouped = 8;
+constexpr uint32_t kSmallerBy = 8;
+constexpr uint32_t kSmallSlots = 4;
 constexpr size_t kEnoughFlying = 2;
 
 }  // namespace
@@ -21,15 +22,22 @@ constexpr size_t kEnoughFlying = 2;
 Result<SlotPool> SlotPool::create(size_t slot_bytes, uint32_t slots) {
   SlotPool pool;
   pool.slot_bytes_ = slot_bytes;
-  TANDEM_ASSIGN(pool.memory_, cuda::DeviceBuffer::create(slot_bytes * slots));
+  const size_t small_bytes = slot_bytes / kSmallerBy;
+  const size_t small_slots = size_t{slots} * kSmallSlots;
+  TANDEM_ASSIGN(pool.memory_,
+                cuda::DeviceBuffer::create(slot_bytes * slots + small_bytes * small_slots));
   for (uint32_t i = 0; i < slots; ++i) pool.free_.push_back(pool.memory_.data() + i * slot_bytes);
+  pool.small_begin_ = pool.memory_.data() + slots * slot_bytes;
+  for (size_t i = 0; i < small_slots; ++i)
+    pool.small_.push_back(pool.small_begin_ + i * small_bytes);
   return pool;
 }
 
-std::byte* SlotPool::take() {
-  if (free_.empty()) return nullptr;
-  std::byte* const slot = free_.back();
-  free_.pop_back();
+std::byte* SlotPool::take(size_t bytes) {
+  std::vector<std::byte*>& from = bytes <= slot_bytes_ / kSmallerBy ? small_ : free_;
+  if (from.empty()) return nullptr;
+  std::byte* const slot = from.back();
+  from.pop_back();
   return slot;
 }
 
@@ -147,7 +155,7 @@ Status NcclLink::pump() {
     }
     if (waiting_.empty() || flying_.size() >= kEnoughFlying) break;
     if (flying_.empty()) progress_at_ = now;
-    const auto count = static_cast<ptrdiff_t>(std::min(waiting_.size(), kMostGrouped));
+    const auto count = static_cast<ptrdiff_t>(std::min(waiting_.size(), shared_.most_grouped));
     issuing_.assign(std::make_move_iterator(waiting_.begin()),
                     std::make_move_iterator(waiting_.begin() + count));
     waiting_.erase(waiting_.begin(), waiting_.begin() + count);
@@ -192,7 +200,7 @@ Result<std::optional<Link::Staged>> NcclLink::stage(std::span<Piece> pieces) {
     return fail(ErrorCode::kInvalidArgument, "nccl: a page of " + std::to_string(bytes) +
                                                  " bytes is larger than a message may be");
   }
-  std::byte* const slot = shared_.send_slots.take();
+  std::byte* const slot = shared_.send_slots.take(bytes);
   if (slot == nullptr) return std::nullopt;
   staged_[++last_slot_] = {slot, bytes};
   for (size_t i = 0; i < pieces.size(); ++i) pieces[i].to = slot + i * pieces[i].bytes;
@@ -236,7 +244,7 @@ Result<uint64_t> NcclLink::accept(std::string_view note, std::span<Piece> pieces
 
 Result<bool> NcclLink::grant(uint64_t arrival, std::span<Piece> pieces) {
   Message& message = arrivals_.at(arrival);
-  message.data = shared_.receive_slots.take();
+  message.data = shared_.receive_slots.take(message.bytes);
   if (message.data == nullptr) return false;
   for (size_t i = 0; i < pieces.size(); ++i) {
     pieces[i].from = message.data + i * pieces[i].bytes;

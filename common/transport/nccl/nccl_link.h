@@ -16,18 +16,21 @@
 
 namespace tandem::transport {
 
-// Messages of one size in device memory. Transport thread only.
+// Messages in device memory: slots of slot_bytes, and four times as many of an eighth, since layers
+// of short prompts would leave most of a slot empty. Transport thread only.
 class SlotPool {
  public:
   [[nodiscard]] static Result<SlotPool> create(size_t slot_bytes, uint32_t slots);
-  [[nodiscard]] std::byte* take();  // null: none free
-  void put(std::byte* slot) { free_.push_back(slot); }
+  [[nodiscard]] std::byte* take(size_t bytes);  // null: none free of the size that holds so many
+  void put(std::byte* slot) { (slot < small_begin_ ? free_ : small_).push_back(slot); }
   [[nodiscard]] size_t slot_bytes() const { return slot_bytes_; }
 
  private:
   cuda::DeviceBuffer memory_;
   size_t slot_bytes_ = 0;
+  std::byte* small_begin_ = nullptr;  // of the memory that holds small slots
   std::vector<std::byte*> free_;
+  std::vector<std::byte*> small_;
 };
 
 // Both ends of a connection within one process: one rank sends to itself. Any thread.
@@ -42,6 +45,7 @@ struct NcclShared {
   const NcclApi& api;
   SlotPool& send_slots;
   SlotPool& receive_slots;
+  size_t most_grouped = 0;  // messages of one launch
 };
 
 // One communicator and what goes through it, in order. What is ready together is handed over as one
