@@ -25,10 +25,11 @@ DeviceArena& arena() {
   return *memory;
 }
 
-std::unique_ptr<Fabric> make_fabric(size_t engine_bytes) {
-  auto fabric = create_ipc_fabric({.copier = {.device = 0, .engine_bytes = engine_bytes},
-                                   .frame_bytes = 1u << 20,
-                                   .memory = {arena().memory()}});
+std::unique_ptr<Fabric> make_fabric(uint32_t lanes, size_t engine_bytes) {
+  auto fabric =
+      create_ipc_fabric({.copier = {.device = 0, .lanes = lanes, .engine_bytes = engine_bytes},
+                         .frame_bytes = 1u << 20,
+                         .memory = {arena().memory()}});
   EXPECT_TRUE(fabric) << fabric.error().to_string();
   return std::move(*fabric);
 }
@@ -38,12 +39,12 @@ bool has_card() {
   return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
 }
 
-// Every page by the kernel, and every run by the copy engine.
+// Every page by the kernel, and every run by the copy engine, in lanes beside each other.
 struct Kernel {
-  static std::unique_ptr<Fabric> make() { return make_fabric(SIZE_MAX); }
+  static std::unique_ptr<Fabric> make() { return make_fabric(1, SIZE_MAX); }
 };
 struct Engine {
-  static std::unique_ptr<Fabric> make() { return make_fabric(1); }
+  static std::unique_ptr<Fabric> make() { return make_fabric(3, 1); }
 };
 // Both ends in one process: ncclSend and ncclRecv of one rank to itself.
 struct Nccl {
@@ -109,9 +110,12 @@ TEST(PageCopyKernel, CopiesAndChecksAnySizeAndAlignment) {
   }
 }
 
-TEST(DeviceCopierTest, ManyTicketsKeepTheirChecksumsApart) {
+class DeviceCopierTest : public ::testing::TestWithParam<uint32_t> {};
+INSTANTIATE_TEST_SUITE_P(Lanes, DeviceCopierTest, ::testing::Values(1, 3));
+
+TEST_P(DeviceCopierTest, ManyTicketsKeepTheirChecksumsApart) {
   arena().reset();
-  auto copier = DeviceCopier::create({.device = 0}).value();
+  auto copier = DeviceCopier::create({.device = 0, .lanes = GetParam()}).value();
   std::mt19937_64 random(2);
   std::vector<std::byte> host(48u << 20);
   for (size_t i = 0; i < host.size(); i += 8) {

@@ -25,12 +25,15 @@ def kinds_for(devices):
     return ["nccl", "cuda_ipc", "ucx"] if len(set(devices)) > 1 else ["cuda_ipc", "ucx"]
 
 
+# As --transport ucx+cuda: for a UCX that knows CUDA.
+UCX_CUDA = "cuda_copy,cuda_ipc,posix,tcp,self"
 FORMATS = ["bf16", "int8", "fp8_e4m3", "k8v4", "int4"]
 
 
 def node(device, kind="auto", memory_share=0.0, threads=1, **settings):
     """A node's part of the configuration; `memory_share` of a card, `threads` of CPUs, as the device has it."""
-    out = {"device": device, "transport": {"kind": kind}, **settings}
+    transport = {"kind": "ucx", "ucx_tls": UCX_CUDA} if kind == "ucx+cuda" else {"kind": kind}
+    out = {"device": device, "transport": transport, **settings}
     if device == "cpu":
         out["threads"] = threads
     elif memory_share:

@@ -91,6 +91,10 @@ if wanted links; then
   nvidia-smi topo -m 2>/dev/null | head -$((cards + 1))
   run_one doctor 60 "$bin/tandem" doctor
   grep -iE 'nvlink|peer|link' "$results/doctor.log" | head -20
+  if [ -x "$bin/tandem-router" ]; then
+    run_one links 60 python3 "$here/links.py" --devices "$devices"
+    cat "$results/links.log"
+  fi
 fi
 if wanted transport; then
   echo "== two processes, GPU 0 and GPU 1: both directions, either side killed, a frozen receiver"

@@ -96,10 +96,9 @@ Result<std::unique_ptr<Fabric>> make_fabric(const std::string& variant, int gpu,
   }
   if (!extra.empty()) {
     copier.blocks = static_cast<uint32_t>(std::stoul(extra));
-    copier.lanes = static_cast<uint32_t>(number_after(extra, 'x', copier.lanes));
+    copier.lanes = static_cast<uint32_t>(number_after(extra, 'x', 1));
     copier.batch_bytes = number_after(extra, 'b', copier.batch_bytes >> 20) << 20;
-    if (extra.find('e') != std::string::npos) copier.engine_bytes = number_after(extra, 'e', 1)
-                                                                    << 20;
+    copier.engine_bytes = number_after(extra, 'e', SIZE_MAX >> 20) << 20;
   }
   return create_ipc_fabric({.copier = copier, .memory = {memory}});
 }
@@ -380,7 +379,8 @@ struct Options {
   int to = 0;
   size_t largest = 256;  // MiB
   bool one_process = false;
-  std::vector<std::string> variants = {"ipc", "ipc:8", "ipc:16", "ipc:48", "ipc:24x2", "ipc:16x4e4"};
+  std::vector<std::string> variants = {"ipc",    "ipc:8",    "ipc:16",
+                                       "ipc:48", "ipc:24x2", "ipc:16x4e4"};
 };
 
 int run(const char* self, const Options& options) {
@@ -434,9 +434,10 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
     if (i + 1 == argc) {
-      std::fprintf(stderr,
-                   "usage: multi_gpu_transport_bench [--from GPU] [--to GPU] [--largest MIB] "
-                   "[--processes 1|2] [--variants ipc,ipc:16,ipc:24x2,ipc:16x4e4b32,nccl,nccl:g16]\n");
+      std::fprintf(
+          stderr,
+          "usage: multi_gpu_transport_bench [--from GPU] [--to GPU] [--largest MIB] "
+          "[--processes 1|2] [--variants ipc,ipc:16,ipc:24x2,ipc:16x4e4b32,nccl,nccl:g16]\n");
       return 2;
     }
     const char* value = argv[++i];

@@ -12,26 +12,25 @@
 
 namespace tandem::transport {
 
-// A PageCopier on streams of its own of one GPU: batches take them in turns, so that one begins while
-// another ends. Pieces lie in memory that this GPU can reach:
-// its own, pinned host memory, or a peer's, mapped.
+// A PageCopier on streams of its own of one GPU: batches take them in turns, so that one begins
+// while another ends. Pieces lie in memory that this GPU can reach: its own, pinned host memory, or
+// a peer's, mapped.
 //
 // Pages are copied and checked in one pass by a few multiprocessors. Runs of engine_bytes and more
-// can go to the copy engine instead and are then checked where they landed: a second pass over
-// them, which took longer between two H200 (155 GB/s against 214), so by default none do.
+// go to the copy engine instead and are then checked where they landed, while another lane copies.
 class DeviceCopier final : public PageCopier {
  public:
   struct Options {
     int device = 0;
     // Multiprocessors that a copy may use beside whatever computes.
-    uint32_t blocks = 24;
+    uint32_t blocks = 16;
     // Batches under way at a time, each on `blocks` multiprocessors.
-    uint32_t lanes = 1;
+    uint32_t lanes = 3;
     // A batch ends here, so that what depends on its first pages need not wait for all that was
     // added.
     size_t batch_bytes = 8u << 20;
     // Runs at least this long take the copy engine.
-    size_t engine_bytes = SIZE_MAX;
+    size_t engine_bytes = 1u << 20;
   };
   [[nodiscard]] static Result<std::unique_ptr<DeviceCopier>> create(const Options& options);
   ~DeviceCopier() override;
