@@ -311,14 +311,14 @@ void CudaOps::write_kv(const StepView&, uint32_t layer, const QkvParams& params,
 }
 
 void CudaOps::layer_written(uint32_t layer) {
-  if (wants_events_ && !attention_.run_writes()) note(layer_events_[layer].record(stream_));
+  if (hook_ != nullptr && !attention_.run_writes()) note(layer_events_[layer].record(stream_));
 }
 
 void CudaOps::attention(const StepView& view, uint32_t layer, const AttentionShape& shape,
                         Activation qkv, const KvPages&, Activation out) {
   const Stages::Scope stage(stages_, "attention", context_bytes(view, kv_.layout));
   note(attention_.run(layer, shape, kv_, qkv, out));
-  if (wants_events_ && attention_.run_writes()) note(layer_events_[layer].record(stream_));
+  if (hook_ != nullptr && attention_.run_writes()) note(layer_events_[layer].record(stream_));
 }
 
 void CudaOps::linear_add(uint32_t rows, Activation in, const LinearWeight& weight, Activation x) {

@@ -96,7 +96,7 @@ class CudaOps final : public Ops {
   Status replay(const StepRequest& request, std::span<RowResult> results);
   Status run_eagerly(const StepRequest& request, const StepBody& body,
                      std::span<RowResult> results);
-  Status walk_hook(const LayerHook& hook);
+  Status walk_hook();
   Status record(const KvPages& kv, uint32_t rows, const StepBody& body);
   Status choose_algorithms(const KvPages& kv);
   void plan_linear(const CudaLinear& weight, std::vector<LinearRef>& shapes);
@@ -141,7 +141,7 @@ class CudaOps final : public Ops {
   bool recording_ = false;
   std::span<const RowOutput> wanted_;
   std::span<RowResult> results_;
-  bool wants_events_ = false;
+  const LayerHook* hook_ = nullptr;  // of the step that is being enqueued, until it was called
   std::vector<cuda::Event> layer_events_;
 };
 

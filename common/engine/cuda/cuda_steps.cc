@@ -111,16 +111,20 @@ Status CudaOps::run_eagerly(const StepRequest& request, const StepBody& body,
   TANDEM_TRY(describe(request, counts));
   wanted_ = request.outputs;
   results_ = results;
-  wants_events_ = request.hook != nullptr;
+  hook_ = request.hook;
   body(request.view, request.kv);
-  // Layers are pushed away while later ones still run.
-  if (request.hook != nullptr && status_) note(walk_hook(*request.hook));
+  if (status_) note(walk_hook());
+  hook_ = nullptr;
   if (status_) note(stream_.synchronize());
   if (status_) note(stages_.end_step());
   return std::exchange(status_, {});
 }
 
-Status CudaOps::walk_hook(const LayerHook& hook) {
+// Once everything is enqueued and before anything waits for the end of the step: layers are pushed
+// away while later ones still run.
+Status CudaOps::walk_hook() {
+  if (hook_ == nullptr) return {};
+  const LayerHook& hook = *std::exchange(hook_, nullptr);
   for (uint32_t layer = 0; layer < model_.layers; ++layer) {
     TANDEM_TRY(layer_events_[layer].synchronize());
     hook(layer);
@@ -142,6 +146,7 @@ void CudaOps::outputs(Activation x, const VectorWeight& norm, float eps, const L
     if (!status_) return;
     note(outputs_.enqueue(static_cast<uint32_t>(count), area_.outputs() + begin, x, scale, eps,
                           weight));
+    if (status_) note(walk_hook());
     if (status_) note(outputs_.collect(part, results_.subspan(begin, count)));
   }
 }
@@ -174,7 +179,7 @@ Status CudaOps::record(const KvPages& kv, uint32_t rows, const StepBody& body) {
   // Padding slots of a replayed step have no context, real ones up to the longest there is.
   step_.max_context = max_context_;
   status_ = {};
-  wants_events_ = false;
+  hook_ = nullptr;
   recording_ = true;
   auto graph = cuda::GraphExec::record(stream_, [&]() -> Status {
     body(request.view, kv);
