@@ -42,6 +42,8 @@ constexpr const char* kLibrary = "libnvidia-ml.so.1";
   X(nvmlDeviceGetPcieReplayCounter)          \
   X(nvmlDeviceGetTotalEccErrors)             \
   X(nvmlDeviceGetFieldValues)                \
+  X(nvmlDeviceGetNvLinkState)                \
+  X(nvmlDeviceGetNvLinkErrorCounter)         \
   X(nvmlDeviceGetComputeRunningProcesses_v3) \
   X(nvmlSystemGetProcessName)                \
   X(nvmlDeviceGetP2PStatus)                  \
@@ -167,9 +169,13 @@ struct CardMonitor::Impl {
 
   std::vector<NvLink> nvlinks(nvmlDevice_t device) const {
     if (api.nvmlDeviceGetFieldValues == nullptr) return {};
-    nvmlFieldValue_t count{};
-    count.fieldId = NVML_FI_DEV_NVLINK_LINK_COUNT;
-    if (api.nvmlDeviceGetFieldValues(device, 1, &count) != NVML_SUCCESS) return {};
+    std::array<nvmlFieldValue_t, 2> common{};
+    common[0].fieldId = NVML_FI_DEV_NVLINK_LINK_COUNT;
+    common[1].fieldId = NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON;
+    common[1].nvmlReturn = NVML_ERROR_NOT_SUPPORTED;
+    if (api.nvmlDeviceGetFieldValues(device, common.size(), common.data()) != NVML_SUCCESS)
+      return {};
+    const auto& [count, speed] = common;
     const auto links =
         static_cast<unsigned>(std::min<uint64_t>(number(count).value_or(0), NVML_NVLINK_MAX_LINKS));
     constexpr std::array kFields{NVML_FI_DEV_NVLINK_GET_STATE, NVML_FI_DEV_NVLINK_GET_SPEED,
@@ -192,11 +198,22 @@ struct CardMonitor::Impl {
     std::vector<NvLink> result(links);
     for (unsigned link = 0; link < links; ++link) {
       const nvmlFieldValue_t* v = &values[link * kFields.size()];
-      result[link].active = number(v[0]).value_or(0) == NVML_FEATURE_ENABLED;
-      if (const auto speed = number(v[1])) result[link].bytes_per_second = *speed * 1'000'000;
-      result[link].replays = number(v[2]);
-      result[link].recoveries = number(v[3]);
-      result[link].crc_errors = number(v[4]);
+      // Hopper's driver leaves most of the fields empty that name one link, and has functions for
+      // them instead.
+      const auto state = ask<nvmlEnableState_t>(api.nvmlDeviceGetNvLinkState, device, link);
+      result[link].active =
+          state ? *state == NVML_FEATURE_ENABLED : number(v[0]).value_or(0) == NVML_FEATURE_ENABLED;
+      const auto own_speed = number(v[1]);
+      const auto megabytes = own_speed.value_or(0) > 0 ? own_speed : number(speed);
+      if (megabytes) result[link].bytes_per_second = *megabytes * 1'000'000;
+      const auto errors = [&](const nvmlFieldValue_t& field,
+                              nvmlNvLinkErrorCounter_t counter) -> std::optional<uint64_t> {
+        if (const auto value = number(field)) return value;
+        return ask<unsigned long long>(api.nvmlDeviceGetNvLinkErrorCounter, device, link, counter);
+      };
+      result[link].replays = errors(v[2], NVML_NVLINK_ERROR_DL_REPLAY);
+      result[link].recoveries = errors(v[3], NVML_NVLINK_ERROR_DL_RECOVERY);
+      result[link].crc_errors = errors(v[4], NVML_NVLINK_ERROR_DL_CRC_FLIT);
     }
     return result;
   }
