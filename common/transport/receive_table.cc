@@ -389,9 +389,11 @@ Result<std::vector<std::span<std::byte>>> ReceiveTable::destinations(Receive& re
   const kv::KvLayout& layout = receive.plan.layout;
   std::vector<std::span<std::byte>> to;
   if (header.kind == KvFrameKind::kData) {
+    const size_t page_bytes = layout.page_bytes();
+    to.reserve(header.pages);
     for (uint32_t i = 0; i < header.pages; ++i) {
       to.push_back(receive.plan.destination(header.layer, header.first_page + i));
-      TANDEM_TRY(check_destination(header, to.back().size(), layout.page_bytes()));
+      TANDEM_TRY(check_destination(header, to.back().size(), page_bytes));
     }
     return to;
   }

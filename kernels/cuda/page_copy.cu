@@ -15,18 +15,15 @@ constexpr int kUnroll = 4;
 static_assert(kThreads * kUnroll * sizeof(uint4) == kPageCopyItem);
 
 // transport::piece_checksum defines what is computed here.
-__device__ __forceinline__ uint64_t mixed(uint64_t h) {
-  h ^= h >> 33;
-  h *= 0xff51afd7ed558ccdull;
-  h ^= h >> 33;
-  h *= 0xc4ceb9fe1a85ec53ull;
-  return h ^ h >> 33;
+__device__ __forceinline__ uint64_t pair_sum(uint32_t a, uint32_t b) {
+  return static_cast<uint64_t>(a) * b + (static_cast<uint64_t>(a) << 32 | b);
 }
 
-__device__ __forceinline__ uint64_t vector_sum(uint4 v, uint64_t place) {
-  const uint64_t a = static_cast<uint64_t>(v.y) << 32 | v.x;
-  const uint64_t b = (static_cast<uint64_t>(v.w) << 32 | v.z) * 0xd6e8feb86659fd93ull;
-  return mixed((a ^ (b << 29 | b >> 35)) + (place + 1) * 0x9e3779b97f4a7c15ull);
+__device__ __forceinline__ uint64_t vector_sum(uint4 v, uint32_t place) {
+  return pair_sum(v.x + (place * 0x9e3779b1u + 0x85ebca77u),
+                  v.y + (place * 0xc2b2ae3du + 0x27d4eb2fu)) +
+         pair_sum(v.z + (place * 0x165667b1u + 0xd6e8feb8u),
+                  v.w + (place * 0x7f4a7c15u + 0x94d049bbu));
 }
 
 struct Item {
@@ -58,7 +55,7 @@ __device__ __forceinline__ uint64_t store(const Item& item, const uint4 (&value)
     const size_t at = item.begin + (i * kThreads + threadIdx.x) * sizeof(uint4);
     if (at >= item.end) continue;
     if (item.to != nullptr) __stcs(reinterpret_cast<uint4*>(item.to + at), value[i]);
-    sum += vector_sum(value[i], at / sizeof(uint4));
+    sum += vector_sum(value[i], static_cast<uint32_t>(at / sizeof(uint4)));
   }
   return sum;
 }
@@ -72,7 +69,7 @@ __device__ uint64_t copy_words(const Item& item) {
       words[w] = __ldcg(reinterpret_cast<const unsigned int*>(item.from + at + 4 * w));
       if (item.to != nullptr) *reinterpret_cast<uint32_t*>(item.to + at + 4 * w) = words[w];
     }
-    sum += vector_sum({words[0], words[1], words[2], words[3]}, at / 16);
+    sum += vector_sum({words[0], words[1], words[2], words[3]}, static_cast<uint32_t>(at / 16));
   }
   return sum;
 }

@@ -11,7 +11,7 @@ namespace tandem::cuda {
 
 // The unit of work of one block: this many bytes of one piece.
 inline constexpr size_t kPageCopyItem = 64u << 10;
-inline constexpr uint32_t kMostPageCopyPieces = 128;
+inline constexpr uint32_t kMostPageCopyPieces = 512;
 
 // Pieces of one length. Passed to the kernel by value, so it need not outlive the call.
 struct PageCopy {

@@ -4,6 +4,9 @@
 In every KV format and over every transport they answer what one device alone answers. Then each role is killed, and frozen,
 while transfers are under way: no request fails, each gives the text it gives without faults, and nothing stays behind.
 
+On cards a prompt computed in other company may end where two tokens are as good as each other: an answer may part from the one
+wanted there, and nowhere else. On CPUs, and for trained models without faults, not even there.
+
 Needs the programs (TANDEM_TEST_BIN names their folder) and nothing but Python's standard library. Runs on CPU nodes too.
 
 usage: cluster_check.py [--devices cuda:0,cuda:1] [--transport KIND]... [--format F]... [--model NAME]... [--jobs N]
@@ -16,6 +19,7 @@ usage: cluster_check.py [--devices cuda:0,cuda:1] [--transport KIND]... [--forma
 """
 import argparse
 import concurrent.futures
+import math
 import pathlib
 import signal
 import sys
@@ -27,6 +31,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from layout import FORMATS, harness, kinds_for, named_model, node, node_metrics, on_cards  # noqa: E402
 
 TEXTS = ["Hello, how are you?", "What is the capital of France?", "Write one sentence about the sea. " * 20]
+TIE = 0.1  # log probabilities that bfloat16 cannot tell apart
 PEER_TIMEOUT = 10 if harness.SANITIZED else 1.5
 FROZEN_SECONDS = PEER_TIMEOUT + 2
 
@@ -76,14 +81,23 @@ def prompts_of(model):
 
 
 def answer_of(cluster, prompt, tokens):
-    reply = cluster.completion(prompt=prompt, max_tokens=tokens, ignore_eos=True, logprobs=1, timeout=120)
+    """(tokens, their log probabilities, the five best of each place)"""
+    reply = cluster.completion(prompt=prompt, max_tokens=tokens, ignore_eos=True, logprobs=5, timeout=120)
     found = reply["choices"][0]["logprobs"]
-    return found["tokens"], found["token_logprobs"]
+    return found["tokens"], found["token_logprobs"], found["top_logprobs"]
 
 
-def furthest(one, two):
-    """The largest difference between the log probabilities of the same tokens."""
-    return max((abs(a - b) for (_, p), (_, q) in zip(one, two) for a, b in zip(p, q)), default=0.0)
+def apart(wanted, got, ties):
+    """What sets two answers apart; None: nothing, or, with `ties`, two tokens at which either might have gone on."""
+    if len(wanted[0]) != len(got[0]):
+        return f"{len(got[0])} tokens instead of {len(wanted[0])}"
+    for i, (a, b) in enumerate(zip(wanted[0], got[0])):
+        if a != b:
+            gap = max(max(best[i].values()) - best[i].get(other, -math.inf) for best, other in ((wanted[2], b), (got[2], a)))
+            return None if ties and gap < TIE else f"token {i} is {b!r} instead of {a!r}, {gap:.3f} from it"
+        if abs(wanted[1][i] - got[1][i]) > (TIE if ties else 0.02):
+            return f"token {i}, {a!r}: log probability {got[1][i]:.3f} instead of {wanted[1][i]:.3f}"
+    return None
 
 
 def used_transport(cluster):
@@ -128,12 +142,12 @@ def same_tokens(options, checker, folder, model, kinds):
             left = max(1.0, checker.end - time.monotonic())
             wanted, _, _ = runs[kv_format, None].result(timeout=left)
             got, used, moved = run.result(timeout=left)
-            same = [t for t, _ in got] == [t for t, _ in wanted]
-            checker.check(f"{what}: the same tokens as on one device", same,
-                          f"\n  one {[''.join(t) for t, _ in wanted]}\n  two {[''.join(t) for t, _ in got]}")
-            if same:  # made-up weights may repeat one token whatever they are given: their probabilities tell
-                apart = furthest(got, wanted)
-                checker.check(f"{what}: log probabilities within 0.02", apart < 0.02, f"{apart:.4f} apart")
+            # Made-up weights give thousands of tokens nearly the same probability.
+            ties = on_cards(options.devices) and model.get("load_format") == "dummy"
+            found = [apart(w, g, ties) for w, g in zip(wanted, got)]
+            parted = sum(w[0] != g[0] for w, g in zip(wanted, got))
+            checker.check(f"{what}: the same tokens as on one device{f', {parted} texts up to a tie' if parted else ''}",
+                          not any(found), f"{found}\n  one {[''.join(w[0]) for w in wanted]}\n  two {[''.join(g[0]) for g in got]}")
             checker.check(f"{what}: KV moved over it", moved > 0 and used.startswith(kind.split("+")[0]), used)
         try:
             checker.guarded(what, compare)
@@ -146,11 +160,11 @@ def same_tokens(options, checker, folder, model, kinds):
 class Load:
     """Threads that ask for the same answers again and again, and compare."""
 
-    def __init__(self, cluster, prompts, wanted, tokens, threads):
-        self.cluster, self.prompts, self.wanted, self.tokens = cluster, prompts, wanted, tokens
+    def __init__(self, cluster, prompts, wanted, tokens, threads, ties):
+        self.cluster, self.prompts, self.wanted, self.tokens, self.ties = cluster, prompts, wanted, tokens, ties
         self.stop = threading.Event()
         self.lock = threading.Lock()
-        self.done, self.slowest, self.wrong = 0, 0.0, []
+        self.done, self.parted, self.slowest, self.wrong = 0, 0, 0.0, []
         self.threads = [threading.Thread(target=self.run, args=(i,), daemon=True) for i in range(threads)]
         for thread in self.threads:
             thread.start()
@@ -171,9 +185,12 @@ class Load:
             i += len(self.threads)
 
     def ask(self, at):
-        got = self.cluster.completion(prompt=self.prompts[at], max_tokens=self.tokens, ignore_eos=True, timeout=90)
-        text = got["choices"][0]["text"]
-        return None if text == self.wanted[at] else f"prompt {at}: {text!r} instead of {self.wanted[at]!r}"
+        got = answer_of(self.cluster, self.prompts[at], self.tokens)
+        problem = apart(self.wanted[at], got, self.ties)
+        if not problem and got[0] != self.wanted[at][0]:
+            with self.lock:
+                self.parted += 1
+        return problem and f"prompt {at}: {problem}"
 
     def end(self):
         self.stop.set()
@@ -194,7 +211,8 @@ def failures_seen(metrics):
 
 
 def fault(options, checker, cluster, what, role, sig, prompts, wanted):
-    load = Load(cluster, prompts, wanted, options.tokens, options.load)
+    ties = on_cards(options.devices)
+    load = Load(cluster, prompts, wanted, options.tokens, options.load, ties)
 
     def open_transfers():
         return harness.metric(node_metrics(cluster, "prefill-0"), "tandem_prefill_open_transfers")
@@ -214,11 +232,11 @@ def fault(options, checker, cluster, what, role, sig, prompts, wanted):
     finally:
         load.end()
     before = cluster.status()["transfers"]["count"]
-    again = cluster.completion(prompt=prompts[0], max_tokens=options.tokens, ignore_eos=True)["choices"][0]["text"]
+    again = apart(wanted[0], answer_of(cluster, prompts[0], options.tokens), ties)
     harness.wait_until(lambda: cluster.status()["transfers"]["count"] > before, 10, "a hand-over after the fault")
     cluster.wait_idle()
-    checker.check(f"{what}: {load.done} answers as without it", not load.wrong and again == wanted[0],
-                  f"{len(load.wrong)} differ, the first: {load.wrong[:1]}")
+    checker.check(f"{what}: {load.done} answers as without it{f', {load.parted} up to a tie' if load.parted else ''}",
+                  not load.wrong and not again, f"{len(load.wrong)} differ, the first: {(load.wrong + [again])[:1]}")
     other = node_metrics(cluster, "decode-1" if role == "prefill-0" else "prefill-0")
     print(f"       slowest answer {load.slowest:.2f} s, whole {time.monotonic() - begin:.1f} s, a survivor counted "
           f"{failures_seen(other)}", flush=True)
@@ -233,10 +251,7 @@ def faults(options, checker, folder, model, kind, hits=FAULTS):
     longest = options.fault_prompt
     prompts = [[(5 * i * (k + 1) + 13 * k + i) % 400 + 100 for i in range(longest - 16 * k)] for k in range(6)]
     with harness.Cluster(folder / f"{model['id']}-faults-{kind}", cluster_config, ready_timeout=180) as cluster:
-        wanted = []
-        for prompt in prompts:
-            reply = cluster.completion(prompt=prompt, max_tokens=options.tokens, ignore_eos=True, timeout=120)
-            wanted.append(reply["choices"][0]["text"])
+        wanted = [answer_of(cluster, prompt, options.tokens) for prompt in prompts]
         for role, verb in hits:
             what = f"{model['id']} over {kind}: {role} {verb} in mid-transfer"
             sig = signal.SIGKILL if verb == "killed" else signal.SIGSTOP

@@ -310,7 +310,7 @@ double plain_copy(int from, int to, size_t size, size_t total) {
 }
 
 // GB/s of the copy kernel alone, without offers or answers: checking pages where they lie (what a
-// sender does), or pulling them from the other GPU and checking on the way (a receiver), 8 MiB a
+// sender does), or pulling them from the other GPU and checking on the way (a receiver), 32 MiB a
 // launch.
 double kernel_alone(int from, int to, uint32_t blocks, bool pull) {
   constexpr size_t kTotal = 256u << 20;

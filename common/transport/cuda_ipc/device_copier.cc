@@ -163,7 +163,13 @@ Status DeviceCopier::launch(std::vector<Waiting>& work, Batch& batch, const cuda
       }
       task.pieces[task.count++] = {p.from, p.to};
       if (p.to != nullptr) carried_.kernel += p.bytes;
-      sums.push_back({at, items});
+      const bool follows = !sums.empty() && sums.back().items == items &&
+                           sums.back().at + size_t{sums.back().count} * items == at;
+      if (follows) {
+        ++sums.back().count;
+      } else {
+        sums.push_back({at, items, 1});
+      }
     }
     batch.tickets.emplace_back(w.ticket, std::move(sums));
   }
@@ -182,9 +188,14 @@ void DeviceCopier::collect(bool wait) {
     }
     for (const auto& [ticket, pieces] : batch.tickets) {
       std::vector<uint64_t>& result = results_[ticket];
-      for (const Sums& piece : pieces) {
-        const uint64_t* const parts = sums_.as<uint64_t>() + piece.at;
-        result.push_back(std::accumulate(parts, parts + piece.items, uint64_t{0}));
+      size_t count = 0;
+      for (const Sums& run : pieces) count += run.count;
+      result.reserve(count);
+      for (const Sums& run : pieces) {
+        const uint64_t* parts = sums_.as<uint64_t>() + run.at;
+        for (uint32_t i = 0; i < run.count; ++i, parts += run.items) {
+          result.push_back(std::accumulate(parts, parts + run.items, uint64_t{0}));
+        }
       }
     }
     sums_tail_ += batch.sums;

@@ -23,12 +23,12 @@ class DeviceCopier final : public PageCopier {
   struct Options {
     int device = 0;
     // Multiprocessors that a copy may use beside whatever computes.
-    uint32_t blocks = 16;
+    uint32_t blocks = 24;
     // Batches under way at a time, each on `blocks` multiprocessors.
     uint32_t lanes = 3;
     // A batch ends here, so that what depends on its first pages need not wait for all that was
     // added.
-    size_t batch_bytes = 8u << 20;
+    size_t batch_bytes = 32u << 20;
     // Runs at least this long take the copy engine.
     size_t engine_bytes = 1u << 20;
   };
@@ -54,10 +54,11 @@ class DeviceCopier final : public PageCopier {
     Ticket ticket;
     std::vector<Piece> pieces;
   };
-  // Where the parts of a piece's checksum will be in the ring.
+  // Where the parts of the checksums of `count` pieces in a row will be in the ring.
   struct Sums {
     size_t at = 0;
-    uint32_t items = 0;
+    uint32_t items = 0;  // of each piece
+    uint32_t count = 0;
   };
   struct Batch {
     cuda::Event done;

@@ -117,6 +117,7 @@ class IpcLink final : public Link {
   bool busy() const override { return false; }
   Result<std::optional<Staged>> stage(std::span<Piece> pieces) override {
     FieldWriter fields;
+    fields.reserve(pieces.size() * (sizeof(uint8_t) + sizeof(uint64_t)));
     for (const Piece& p : pieces) {
       size_t i = 0;
       while (i < own_.size() &&

@@ -10,6 +10,8 @@ using proto::KvFrameKind;
 // Enough to keep copies going while offers and answers are under way; what is staged of a transfer
 // that ends meanwhile was checked for nothing.
 constexpr size_t kMostStaged = 64;
+// What is staged in one round of the thread: the copier begins at its end.
+constexpr size_t kRoundBytes = 16u << 20;
 
 // Pages, or a tail's runs.
 std::vector<Piece> pieces_of(const KvPost& post, const SendTable::Route& route) {
@@ -129,7 +131,9 @@ Status Outbound::advance(bool& any) {
 }
 
 Status Outbound::stage(bool& any) {
-  while (!pending_.empty() && staging_.size() < kMostStaged) {
+  size_t bytes = 0;
+  while (!pending_.empty() && staging_.size() < kMostStaged && bytes < kRoundBytes) {
+    for (const auto& page : pending_.front().pages) bytes += page.size();
     const auto route = core_.sends.route(pending_.front().id);
     bool room = true;
     if (route && pending_.front().kind == KvFrameKind::kCommit) {

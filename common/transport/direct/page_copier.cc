@@ -1,30 +1,25 @@
 #include "common/transport/direct/page_copier.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 namespace tandem::transport {
 namespace {
 
-// MurmurHash3's finalizer (public domain constants).
-uint64_t mixed(uint64_t h) {
-  h ^= h >> 33;
-  h *= 0xff51afd7ed558ccdULL;
-  h ^= h >> 33;
-  h *= 0xc4ceb9fe1a85ec53ULL;
-  return h ^ h >> 33;
-}
+uint64_t pair_sum(uint32_t a, uint32_t b) { return uint64_t{a} * b + (uint64_t{a} << 32 | b); }
 
 }  // namespace
 
 uint64_t piece_checksum(std::span<const std::byte> bytes) {
   uint64_t checksum = 0;
   for (size_t at = 0; at < bytes.size(); at += 16) {
-    uint64_t words[2] = {};
+    uint32_t words[4] = {};
     std::memcpy(words, bytes.data() + at, std::min<size_t>(16, bytes.size() - at));
-    checksum += mixed((words[0] ^ std::rotl(words[1] * 0xd6e8feb86659fd93ULL, 29)) +
-                      (at / 16 + 1) * 0x9e3779b97f4a7c15ULL);
+    const auto place = static_cast<uint32_t>(at / 16);
+    checksum += pair_sum(words[0] + (place * 0x9e3779b1U + 0x85ebca77U),
+                         words[1] + (place * 0xc2b2ae3dU + 0x27d4eb2fU));
+    checksum += pair_sum(words[2] + (place * 0x165667b1U + 0xd6e8feb8U),
+                         words[3] + (place * 0x7f4a7c15U + 0x94d049bbU));
   }
   return checksum;
 }

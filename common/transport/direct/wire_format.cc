@@ -103,8 +103,11 @@ Result<Hello> parse_hello(std::string_view body) {
 std::string encode_offer(const Offer& offer) {
   FieldWriter fields;
   fields.put(static_cast<uint16_t>(offer.checksums.size()));
-  for (const uint64_t checksum : offer.checksums) fields.put(checksum);
-  return fields.take() + offer.note;
+  std::string out = fields.take();
+  const size_t sums = offer.checksums.size() * sizeof(uint64_t);
+  out.reserve(out.size() + sums + offer.note.size());
+  out.append(reinterpret_cast<const char*>(offer.checksums.data()), sums);
+  return out += offer.note;
 }
 
 Result<Offer> parse_offer(std::span<const std::byte> payload) {
@@ -112,9 +115,10 @@ Result<Offer> parse_offer(std::span<const std::byte> payload) {
   Offer offer;
   const auto count = fields.get<uint16_t>();
   if (!fields.good() || count == 0) return corrupt("an offer names no pieces");
-  offer.checksums.reserve(count);
-  for (size_t i = 0; i < count; ++i) offer.checksums.push_back(fields.get<uint64_t>());
+  const std::string_view sums = fields.bytes(count * sizeof(uint64_t));
   if (!fields.good()) return corrupt("an offer is too short");
+  offer.checksums.resize(count);
+  std::memcpy(offer.checksums.data(), sums.data(), sums.size());
   offer.note = fields.rest();
   return offer;
 }

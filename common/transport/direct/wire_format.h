@@ -72,6 +72,7 @@ struct Offer {
 // Little-endian fields one after another; reading past the end says so once, at the end.
 class FieldWriter {
  public:
+  void reserve(size_t bytes) { out_.reserve(bytes); }
   template <typename T>
   FieldWriter& put(T value) {
     out_.append(reinterpret_cast<const char*>(&value), sizeof(value));

@@ -19,7 +19,7 @@ struct NcclOptions {
   DeviceCopier::Options copier;
   std::vector<std::string> library_folders = {};
   size_t slot_bytes = 8u << 20;
-  uint32_t slots = 12;  // for sending, and as many for receiving
+  uint32_t slots = 24;  // for sending, and as many for receiving
   // Messages of one launch, at most; launching costs some 50 us whatever their number.
   uint32_t most_grouped = 8;
   // NCCL joins no two processes on one GPU unless NCCL_HOSTID makes it take them for two hosts.

@@ -14,7 +14,7 @@ constexpr Duration kOperationTime = std::chrono::seconds(2);
 constexpr Duration kBuildTime = std::chrono::seconds(20);
 constexpr size_t kGreetingBytes = 256;
 constexpr uint32_t kSmallerBy = 8;
-constexpr uint32_t kSmallSlots = 4;
+constexpr uint32_t kSmallSlots = 2;
 constexpr size_t kEnoughFlying = 2;
 
 }  // namespace

@@ -16,7 +16,7 @@
 
 namespace tandem::transport {
 
-// Messages in device memory: slots of slot_bytes, and four times as many of an eighth, since layers
+// Messages in device memory: slots of slot_bytes, and twice as many of an eighth, since layers
 // of short prompts would leave most of a slot empty. Transport thread only.
 class SlotPool {
  public:
