@@ -312,7 +312,10 @@ double plain_copy(int from, int to, size_t size, size_t total) {
 // GB/s of the copy kernel alone, without offers or answers: checking pages where they lie (what a
 // sender does), or pulling them from the other GPU and checking on the way (a receiver), 32 MiB a
 // launch.
-double kernel_alone(int from, int to, uint32_t blocks, bool pull) {
+// Or pushing them into the other GPU's memory, which no transport does: pages are a receiver's own.
+enum class Alone { kCheck, kPull, kPush };
+double kernel_alone(int from, int to, uint32_t blocks, Alone way) {
+  const bool pull = way == Alone::kPull;
   constexpr size_t kTotal = 256u << 20;
   constexpr uint32_t kPieces = cuda::kMostPageCopyPieces;
   void* a = nullptr;
@@ -324,9 +327,11 @@ double kernel_alone(int from, int to, uint32_t blocks, bool pull) {
   must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   const int at_work = pull ? to : from;
   must(cudaSetDevice(at_work), "cudaSetDevice");
-  if (from != at_work) (void)cudaDeviceEnablePeerAccess(from, 0);
+  if (from != to) (void)cudaDeviceEnablePeerAccess(pull ? from : to, 0);
   (void)cudaGetLastError();
+  must(cudaSetDevice(to), "cudaSetDevice");
   must(cudaMalloc(&b, kTotal), "cudaMalloc");
+  must(cudaSetDevice(at_work), "cudaSetDevice");
   must(cudaMallocHost(&sums, kTotal / kPage * sizeof(uint64_t)), "cudaMallocHost");
   cudaStream_t stream = nullptr;
   cudaEvent_t start = nullptr;
@@ -345,7 +350,7 @@ double kernel_alone(int from, int to, uint32_t blocks, bool pull) {
       for (uint32_t p = 0; p < kPieces; ++p) {
         const size_t at = (first + p) * kPage;
         task.pieces[p] = {static_cast<std::byte*>(a) + at,
-                          pull ? static_cast<std::byte*>(b) + at : nullptr};
+                          way == Alone::kCheck ? nullptr : static_cast<std::byte*>(b) + at};
       }
       must(cuda::page_copy(task, blocks, stream), "page_copy");
     }
@@ -366,9 +371,11 @@ void report_kernel(int from, int to) {
   std::printf("%-12s", "kernel alone");
   const uint32_t blocks[] = {8, 16, 24, 32, 48, 64};
   for (const uint32_t n : blocks) std::printf(" %7u SM", n);
-  for (const bool pull : {false, true}) {
-    std::printf("\n%-12s", pull ? "  pull" : "  check");
-    for (const uint32_t n : blocks) std::printf(" %9.1f", kernel_alone(from, to, n, pull));
+  const std::pair<Alone, const char*> ways[] = {
+      {Alone::kCheck, "  check"}, {Alone::kPull, "  pull"}, {Alone::kPush, "  push"}};
+  for (const auto& [way, name] : ways) {
+    std::printf("\n%-12s", name);
+    for (const uint32_t n : blocks) std::printf(" %9.1f", kernel_alone(from, to, n, way));
   }
   std::printf("\n");
   std::fflush(stdout);
