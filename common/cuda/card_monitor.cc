@@ -43,6 +43,7 @@ constexpr const char* kLibrary = "libnvidia-ml.so.1";
   X(nvmlDeviceGetTotalEccErrors)             \
   X(nvmlDeviceGetFieldValues)                \
   X(nvmlDeviceGetNvLinkState)                \
+  X(nvmlDeviceGetNvLinkVersion)              \
   X(nvmlDeviceGetNvLinkErrorCounter)         \
   X(nvmlDeviceGetComputeRunningProcesses_v3) \
   X(nvmlSystemGetProcessName)                \
@@ -167,6 +168,13 @@ struct CardMonitor::Impl {
     return device;
   }
 
+  // What a link of its generation carries one way, in MB/s; 0: unknown.
+  uint64_t by_generation(nvmlDevice_t device, unsigned link) const {
+    constexpr std::array<uint64_t, 6> kSpeeds{0, 20'000, 25'000, 25'000, 26'562, 53'125};
+    const auto version = ask<unsigned>(api.nvmlDeviceGetNvLinkVersion, device, link).value_or(0);
+    return version < kSpeeds.size() ? kSpeeds[version] : 0;
+  }
+
   std::vector<NvLink> nvlinks(nvmlDevice_t device) const {
     if (api.nvmlDeviceGetFieldValues == nullptr) return {};
     std::array<nvmlFieldValue_t, 2> common{};
@@ -203,9 +211,10 @@ struct CardMonitor::Impl {
       const auto state = ask<nvmlEnableState_t>(api.nvmlDeviceGetNvLinkState, device, link);
       result[link].active =
           state ? *state == NVML_FEATURE_ENABLED : number(v[0]).value_or(0) == NVML_FEATURE_ENABLED;
-      const auto own_speed = number(v[1]);
-      const auto megabytes = own_speed.value_or(0) > 0 ? own_speed : number(speed);
-      if (megabytes) result[link].bytes_per_second = *megabytes * 1'000'000;
+      uint64_t megabytes = number(v[1]).value_or(0);
+      if (megabytes == 0) megabytes = number(speed).value_or(0);
+      if (megabytes == 0) megabytes = by_generation(device, link);
+      if (megabytes > 0) result[link].bytes_per_second = megabytes * 1'000'000;
       const auto errors = [&](const nvmlFieldValue_t& field,
                               nvmlNvLinkErrorCounter_t counter) -> std::optional<uint64_t> {
         if (const auto value = number(field)) return value;

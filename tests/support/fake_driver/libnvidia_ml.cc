@@ -1,5 +1,5 @@
 // A libnvidia-ml.so.1 of two cards that tells of NVLinks what Hopper's driver does: how many there
-// are and how fast, but no field of a single link; for that it has functions.
+// are, but no field of a single link, and a speed of zero; for the rest it has functions.
 #include <nvml.h>
 
 #include <cstdio>
@@ -55,7 +55,7 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t, int count, nvmlFieldValue_t*
     if (values[i].fieldId == NVML_FI_DEV_NVLINK_LINK_COUNT) {
       values[i].value.uiVal = kLinks;
     } else if (values[i].fieldId == NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON) {
-      values[i].value.uiVal = 26562;
+      values[i].value.uiVal = 0;
     } else {
       values[i].nvmlReturn = NVML_ERROR_NOT_SUPPORTED;
     }
@@ -66,6 +66,10 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t, int count, nvmlFieldValue_t*
 nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link,
                                       nvmlEnableState_t* state) {
   *state = index_of(device) == 1 && link == 3 ? NVML_FEATURE_DISABLED : NVML_FEATURE_ENABLED;
+  return NVML_SUCCESS;
+}
+nvmlReturn_t nvmlDeviceGetNvLinkVersion(nvmlDevice_t, unsigned, unsigned* version) {
+  *version = 4;
   return NVML_SUCCESS;
 }
 nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t, unsigned link,
