@@ -52,7 +52,7 @@ SKIPPED_FOLDERS = {"build", "dist", ".git", ".cache", "run", "target", "node_mod
 CONFINED = [
     (re.compile(r'#include\s*[<"]uc[pst]/'), ("common/transport/ucx/",), "UCX headers stay in common/transport/ucx"),
     (re.compile(r'#include\s*[<"](cuda|nccl|cublas|cudnn|nvml|nvtx)'), ("kernels/cuda/", "common/cuda/", "common/transport/cuda_ipc/",
-     "common/transport/nccl/", "common/engine/cuda/", "tests/gpu/", "tests/multi_gpu/"), "CUDA headers stay in kernels and CUDA folders"),
+     "common/transport/nccl/", "common/engine/cuda/", "tests/gpu/", "tests/multi_gpu/", "tests/support/fake_driver/"), "CUDA headers stay in kernels and CUDA folders"),
     (re.compile(r'#include\s*[<"]yaml-cpp/'), ("common/config/", "tests/"), "yaml-cpp stays in common/config"),
     (re.compile(r"\b(secure_)?getenv\s*\(|\benviron\b"), ("common/config/", "common/base/piped_child.cc", "tests/"),  # hands it on
      "the environment is read in common/config only; take an Environment or a setting"),
