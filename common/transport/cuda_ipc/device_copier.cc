@@ -113,7 +113,6 @@ Status DeviceCopier::copy_long_runs(std::vector<Waiting>& work, const cuda::Stre
     if (!run.empty() && bytes >= options_.engine_bytes) {
       TANDEM_CUDA_TRY(cudaMemcpyAsync(run.front()->to, run.front()->from, bytes, cudaMemcpyDefault,
                                       lane.get()));
-      carried_.engine += bytes;
       for (Piece* p : run) *p = {p->to, nullptr, p->bytes};
     }
     run.clear();
@@ -162,7 +161,6 @@ Status DeviceCopier::launch(std::vector<Waiting>& work, Batch& batch, const cuda
         task.sums = to;
       }
       task.pieces[task.count++] = {p.from, p.to};
-      if (p.to != nullptr) carried_.kernel += p.bytes;
       const bool follows = !sums.empty() && sums.back().items == items &&
                            sums.back().at + size_t{sums.back().count} * items == at;
       if (follows) {
@@ -233,11 +231,6 @@ void DeviceCopier::drain() {
     flush_locked();
     collect(true);
   }
-}
-
-DeviceCopier::Carried DeviceCopier::carried() const {
-  std::lock_guard lock(mutex_);
-  return carried_;
 }
 
 }  // namespace tandem::transport

@@ -42,12 +42,6 @@ class DeviceCopier final : public PageCopier {
   void drain() override;
 
   [[nodiscard]] int device() const { return options_.device; }
-  // How many bytes each way has carried since start.
-  struct Carried {
-    uint64_t engine = 0;
-    uint64_t kernel = 0;
-  };
-  [[nodiscard]] Carried carried() const;
 
  private:
   struct Waiting {
@@ -91,7 +85,6 @@ class DeviceCopier final : public PageCopier {
   std::unordered_map<Ticket, std::vector<uint64_t>> results_;
   Ticket last_ = 0;
   Status status_;  // an error is final
-  Carried carried_;
 };
 
 }  // namespace tandem::transport
