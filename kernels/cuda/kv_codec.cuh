@@ -179,14 +179,14 @@ __device__ __forceinline__ float smaller(float a, float b) { return fminf(a, b);
 // Sum of squared errors of this lane's levels under one candidate. No level can leave 0 .. 15: the
 // candidates move the ends of the grid by less than half a step. Where the rounding to a level is a
 // tie, both ways give the same square, so it need not be the codec's; all numbers are exact.
-template <size_t kIndex>
-__device__ __forceinline__ float run_cost(const float (&u)[kRun]) {
+template <size_t kIndex, uint32_t kCount>
+__device__ __forceinline__ float run_cost(const float (&u)[kCount]) {
   constexpr kv::FitCandidate c = kv::kFitCandidates[kIndex];
   constexpr float kRound = 0x1.8p23F;  // adding it rounds to an integer
   static_assert(c.offset * 2 < c.step && (kv::kFitUnits - c.offset) * 2 < 31 * c.step);
   float cost = 0.0F;
 #pragma unroll
-  for (uint32_t i = 0; i < kRun; ++i) {
+  for (uint32_t i = 0; i < kCount; ++i) {
     const float d = u[i] - c.offset;
     const float t = __fsub_rn(__fmaf_rn(d, 1.0F / c.step, kRound), kRound);
     const float e = __fmaf_rn(t, -c.step, d);

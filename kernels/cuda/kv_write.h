@@ -38,5 +38,9 @@ struct KvWrite {
 // that fill are encoded whole.
 cudaError_t kv_write(const DeviceStep& step, const DeviceKv& kv, const KvWrite& task,
                      cudaStream_t stream);
+// The same, slower, for every head_dim; kv_write turns to it for those that are no multiple of 16
+// or whose rotating half is no multiple of 8.
+cudaError_t kv_write_plain(const DeviceStep& step, const DeviceKv& kv, const KvWrite& task,
+                           cudaStream_t stream);
 
 }  // namespace tandem::cuda

@@ -119,6 +119,17 @@ Status bench_encode(BenchCard& card, const Pool& pool, const cuda::DeviceBuffer&
                        pool.context_bytes();
   sink(bytes_row(card, "RoPE + KV encode " + name_of(pool.layout.format), "8192 rows", s, bytes,
                  0.50));
+  // A decode step: too little to fill the card, so what counts is how long one launch takes.
+  TANDEM_ASSIGN(const auto decode, make_step(card, pool, 0, kSequences, kContext - 8, 1));
+  TANDEM_ASSIGN(const double one, card.seconds(
+                                      [&](uint32_t) -> Status {
+                                        TANDEM_CUDA_TRY(cuda::kv_write(
+                                            decode.view, pool.view, task, card.stream().get()));
+                                        return {};
+                                      },
+                                      1));
+  sink(bytes_row(card, "RoPE + KV encode " + name_of(pool.layout.format), "32 x 1 row", one,
+                 bytes / rows * kSequences, 0));
   return {};
 }
 
