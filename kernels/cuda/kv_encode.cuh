@@ -184,7 +184,7 @@ __device__ __forceinline__ void encode_k4_channel(const Bf16* rows, uint32_t str
   // quarters and eighths, until each has four bytes of two tokens.
   const bool odd = c % 2 != 0;
   const uint32_t other = __shfl_xor_sync(kAllLanes, odd ? levels.x : levels.y, 1);
-  const uint32_t first = odd ? other : levels.x;    // of the even channel, eight tokens
+  const uint32_t first = odd ? other : levels.x;   // of the even channel, eight tokens
   const uint32_t second = odd ? levels.y : other;  // of the odd one, the same tokens
   const uint32_t even_tokens = (first & 0x0f0f0f0fU) | (second & 0x0f0f0f0fU) << 4;
   const uint32_t odd_tokens = (first >> 4 & 0x0f0f0f0fU) | (second & 0xf0f0f0f0U);

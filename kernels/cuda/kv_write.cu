@@ -73,17 +73,15 @@ __device__ __forceinline__ void rotate_queries(const Args& args) {
   for (uint32_t i = 0; i < kMostHeads; ++i)
     if (reads && i < args.heads_in_turn && first + (i << args.queries.log_heads) < args.heads)
       held[i] = load_lane(row + i * step, at);
-  const Turn turn = load_turn(
-      args.rows.rope, reads ? static_cast<uint32_t>(args.step.positions[task.row]) : 0, at);
+  const Turn turn = load_turn(args.rows.rope,
+                              reads ? static_cast<uint32_t>(args.step.positions[task.row]) : 0, at);
 #pragma unroll
   for (uint32_t i = 0; i < kMostHeads; ++i) {
     if (i >= args.heads_in_turn) break;
-    const bool write = task.active && changes &&
-                       first + (i << args.queries.log_heads) < args.heads;
+    const bool write = task.active && changes && first + (i << args.queries.log_heads) < args.heads;
     float x[kLaneChannels];
     unpack_lane(held[i], x);
-    if (norm != nullptr)
-      normalize_lane<kLanes>(x, norm, args.rows.norm_eps, columns.head_dim, at);
+    if (norm != nullptr) normalize_lane<kLanes>(x, norm, args.rows.norm_eps, columns.head_dim, at);
     if (at.turns) turn_lane(x, turn);
     if (write) store_lane(pack_lane(x), row + i * step, at);
   }
@@ -217,8 +215,7 @@ __device__ __forceinline__ void write_page(const Args& args, const SequenceSlot&
     encode_v4(x, head_dim, at, token, at.live, keys + args.layer.shape.k_bytes);
   }
   __syncthreads();
-  if (is_key)
-    encode_k4_channel(tile.keys, Tile<kLanes>::kStride, threadIdx.x, head_dim, keys);
+  if (is_key) encode_k4_channel(tile.keys, Tile<kLanes>::kStride, threadIdx.x, head_dim, keys);
   __syncthreads();
 }
 
@@ -324,8 +321,8 @@ bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 bool fits_lanes(const DeviceKv& kv, const KvWrite& task) {
   const uint32_t half = task.rope.rotary_dim / 2;
-  return kv.layout.head_dim % kLaneChannels == 0 && half % kRunChannels == 0 &&
-         aligned(kv.pages) && aligned(kv.tail) && aligned(task.kept) && aligned(task.qkv) &&
+  return kv.layout.head_dim % kLaneChannels == 0 && half % kRunChannels == 0 && aligned(kv.pages) &&
+         aligned(kv.tail) && aligned(task.kept) && aligned(task.qkv) &&
          aligned(task.rope.cos_sin) && aligned(task.q_norm) && aligned(task.k_norm);
 }
 
@@ -345,7 +342,8 @@ cudaError_t kv_write(const DeviceStep& step, const DeviceKv& kv, const KvWrite& 
                       task.q_norm,
                       task.k_norm,
                       task.norm_eps};
-  const Args args{step, rows, LayerPages(kv, task.layer, task.kept), task.heads, {}, {}, 0, 0, 0, 0};
+  const Args args{step, rows, LayerPages(kv, task.layer, task.kept), task.heads, {}, {}, 0, 0,
+                  0,    0};
   const bool change = task.rope.rotary_dim > 0 || task.q_norm != nullptr;
   using kv::KvFormat;
   switch (kv.layout.format) {

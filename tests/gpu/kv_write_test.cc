@@ -188,7 +188,7 @@ TEST_F(KvWriteTest, PlainFormGivesTheSameBytes) {
 }
 
 TEST_F(KvWriteTest, ManyRowsOverHeadsOfEveryCount) {
-  const SceneShape shapes[] = {{28, 4, 128}, {5, 3, 64}, {1, 1, 128}, {14, 2, 64},
+  const SceneShape shapes[] = {{28, 4, 128}, {5, 3, 64},  {1, 1, 128}, {14, 2, 64},
                                {16, 8, 80},  {3, 1, 256}, {9, 3, 32}};
   for (const KvFormat format : kAllFormats)
     for (SceneShape shape : shapes) {

@@ -123,8 +123,8 @@ Status bench_encode(BenchCard& card, const Pool& pool, const cuda::DeviceBuffer&
   TANDEM_ASSIGN(const auto decode, make_step(card, pool, 0, kSequences, kContext - 8, 1));
   TANDEM_ASSIGN(const double one, card.seconds(
                                       [&](uint32_t) -> Status {
-                                        TANDEM_CUDA_TRY(cuda::kv_write(
-                                            decode.view, pool.view, task, card.stream().get()));
+                                        TANDEM_CUDA_TRY(cuda::kv_write(decode.view, pool.view, task,
+                                                                       card.stream().get()));
                                         return {};
                                       },
                                       1));
