@@ -30,12 +30,14 @@ struct Args {
   HeadRows rows;
   LayerPages layer;
   uint32_t heads;
-  Spread queries;
-  Spread keys;
-  uint32_t query_blocks;   // of one blockIdx.y
-  uint32_t heads_in_turn;  // query heads that a lane takes, <= kMostHeads
-  uint32_t page_rows;      // layouts with needs_tail(): rows whose pages one block looks after
-  uint32_t page_windows;   // such groups of rows of one blockIdx.y
+  Spread queries{};
+  Spread keys{};
+  uint32_t query_turns = 0;    // blocks that take all query heads of a group of rows
+  uint32_t row_groups = 1;     // of one blockIdx.y; more than one for int4 only
+  uint32_t heads_in_turn = 1;  // query heads that a lane takes, <= kMostHeads
+  bool apart = false;          // keys and values in blocks of their own
+  uint32_t page_rows = 1;      // int4: rows whose pages one block looks after
+  uint32_t page_windows = 1;   // int4: such groups of rows of one blockIdx.y
 };
 
 // The row and the head of this lane, and its lane within that row. Padding rows are read like
@@ -48,8 +50,9 @@ struct Task {
   bool active;
 };
 template <uint32_t kLanes>
-__device__ __forceinline__ Task task_of(const Args& args, const Spread& spread) {
-  const uint32_t warp = blockIdx.y * (blockDim.x / kWarp) + threadIdx.x / kWarp;
+__device__ __forceinline__ Task task_of(const Args& args, const Spread& spread,
+                                        uint32_t row_group) {
+  const uint32_t warp = row_group * (blockDim.x / kWarp) + threadIdx.x / kWarp;
   const uint32_t group = threadIdx.x % kWarp / kLanes;
   const uint32_t row = warp * spread.rows + (group >> spread.log_heads);
   const bool inside = row < args.step.rows;
@@ -58,14 +61,15 @@ __device__ __forceinline__ Task task_of(const Args& args, const Spread& spread) 
 }
 
 template <uint32_t kLanes>
-__device__ __forceinline__ void rotate_queries(const Args& args) {
+__device__ __forceinline__ void rotate_queries(const Args& args, uint32_t turn_of_heads,
+                                               uint32_t row_group) {
   const QkvColumns& columns = args.rows.columns;
-  const Task task = task_of<kLanes>(args, args.queries);
+  const Task task = task_of<kLanes>(args, args.queries, row_group);
   const Place at = rotary_place(task.lane, columns.head_dim, args.rows.rope.rotary_dim / 2);
   const float* norm = args.rows.q_norm;
   const bool changes = at.live && (at.turns || norm != nullptr);
   const bool reads = task.inside && changes;
-  const uint32_t first = (blockIdx.x * args.heads_in_turn << args.queries.log_heads) + task.head;
+  const uint32_t first = (turn_of_heads * args.heads_in_turn << args.queries.log_heads) + task.head;
   Bf16* row = args.rows.row(task.row) + first * columns.head_dim;
   const uint32_t step = columns.head_dim << args.queries.log_heads;
   LaneBits held[kMostHeads];
@@ -108,11 +112,13 @@ __device__ __forceinline__ Place value_place(uint32_t lane, uint32_t head_dim) {
 
 // Formats whose rows are encoded one by one.
 template <kv::KvFormat F, uint32_t kLanes>
-__device__ __forceinline__ void write_rows(const Args& args, uint32_t turn_of_heads) {
+__device__ __forceinline__ void write_rows(const Args& args, uint32_t block) {
+  const bool has_keys = !args.apart || block % 2 == 0;
+  const bool has_values = !args.apart || block % 2 != 0;
   const QkvColumns& columns = args.rows.columns;
   const uint32_t head_dim = columns.head_dim;
-  Task task = task_of<kLanes>(args, args.keys);
-  task.head += turn_of_heads << args.keys.log_heads;
+  Task task = task_of<kLanes>(args, args.keys, blockIdx.y);
+  task.head += (args.apart ? block / 2 : block) << args.keys.log_heads;
   const bool exists = task.head < args.layer.shape.kv_heads;
   const Place key_at = rotary_place(task.lane, head_dim, args.rows.rope.rotary_dim / 2);
   const Place value_at = value_place<value_coding(F)>(task.lane, head_dim);
@@ -125,10 +131,10 @@ __device__ __forceinline__ void write_rows(const Args& args, uint32_t turn_of_he
   std::byte* keys = nullptr;
   Turn turn{};
   if (reads) {
-    key = load_lane(row + columns.key, key_at);
-    value = load_lane(row + columns.value, value_at);
+    if (has_keys) key = load_lane(row + columns.key, key_at);
+    if (has_values) value = load_lane(row + columns.value, value_at);
     position = static_cast<uint32_t>(args.step.positions[task.row]);
-    turn = load_turn(args.rows.rope, position, key_at);
+    if (has_keys) turn = load_turn(args.rows.rope, position, key_at);
   }
   if (write) {
     const SequenceSlot& slot = args.step.slots[args.step.row_sequence[task.row]];
@@ -137,16 +143,30 @@ __device__ __forceinline__ void write_rows(const Args& args, uint32_t turn_of_he
   }
   const uint32_t token = position % kPageTokens;
   float x[kLaneChannels];
-  unpack_lane(key, x);
-  rotate_key<kLanes>(args, key_at, turn, write, x, key, row + columns.key);
-  encode_lane<key_coding(F), kLanes>(x, key, head_dim, key_at, token, write, keys);
-  unpack_lane(value, x);
-  encode_lane<value_coding(F), kLanes>(x, value, head_dim, value_at, token, write,
-                                       keys + args.layer.shape.k_bytes);
+  if (has_keys) {
+    unpack_lane(key, x);
+    rotate_key<kLanes>(args, key_at, turn, write, x, key, row + columns.key);
+    encode_lane<key_coding(F), kLanes>(x, key, head_dim, key_at, token, write, keys);
+  }
+  if (has_values) {
+    unpack_lane(value, x);
+    encode_lane<value_coding(F), kLanes>(x, value, head_dim, value_at, token, write,
+                                         keys + args.layer.shape.k_bytes);
+  }
 }
 
 // ---- int4: a block takes the 16 tokens of a page, one half of its threads the keys and the other
-// the values of one head. ----
+// the values of one head. The halves share nothing, so that neither waits for the other. ----
+
+// Barrier of one half.
+template <uint32_t kSide>
+__device__ __forceinline__ void sync_half(bool is_key) {
+  if (is_key) {
+    asm volatile("bar.sync 1, %0;" ::"n"(kSide) : "memory");
+  } else {
+    asm volatile("bar.sync 2, %0;" ::"n"(kSide) : "memory");
+  }
+}
 
 template <uint32_t kLanes>
 struct Tile {
@@ -211,12 +231,12 @@ __device__ __forceinline__ void write_page(const Args& args, const SequenceSlot&
   std::byte* keys = args.layer.head(args.step.blocks[slot.first_block + page], kv_head);
   if (is_key) {
     if (at.live) tile.put(token, bits, at);
+    sync_half<kSide>(true);
+    encode_k4_channel(tile.keys, Tile<kLanes>::kStride, threadIdx.x, head_dim, keys);
   } else {
     encode_v4(x, head_dim, at, token, at.live, keys + args.layer.shape.k_bytes);
   }
-  __syncthreads();
-  if (is_key) encode_k4_channel(tile.keys, Tile<kLanes>::kStride, threadIdx.x, head_dim, keys);
-  __syncthreads();
+  sync_half<kSide>(is_key);  // before the tile or the tail page changes
 }
 
 // A page belongs to the first row that the step writes to it. The block of the page that was open
@@ -259,13 +279,17 @@ __global__ void __launch_bounds__(threads_of<F, kLanes>(), 768 / threads_of<F, k
     kv_write_kernel(const __grid_constant__ Args args) {
   wait_for_previous();
   allow_next();
-  if (blockIdx.x < args.query_blocks) return rotate_queries<kLanes>(args);
-  const uint32_t block = blockIdx.x - args.query_blocks;
+  const uint32_t query_blocks = args.query_turns * args.row_groups;
   if constexpr (F == kv::KvFormat::kInt4) {
     __shared__ __align__(16) Tile<kLanes> tile;
-    write_pages<kLanes>(args, block, tile);
+    if (blockIdx.x >= query_blocks)
+      return write_pages<kLanes>(args, blockIdx.x - query_blocks, tile);
+    const uint32_t group = blockIdx.x / args.query_turns;
+    rotate_queries<kLanes>(args, blockIdx.x - group * args.query_turns,
+                           blockIdx.y * args.row_groups + group);
   } else {
-    write_rows<F, kLanes>(args, block);
+    if (blockIdx.x >= query_blocks) return write_rows<F, kLanes>(args, blockIdx.x - query_blocks);
+    rotate_queries<kLanes>(args, blockIdx.x, blockIdx.y);
   }
 }
 
@@ -287,22 +311,25 @@ cudaError_t launch(Args args, bool queries_change, cudaStream_t stream) {
   const uint32_t kv_heads = args.layer.shape.kv_heads;
   args.queries = spread_over(args.heads, kLanes);
   args.keys = spread_over(kv_heads, kLanes);
-  // Few rows: more, shorter blocks.
-  const bool few = step.rows <= 256;
+  // Few rows do not fill the card: more blocks, each of which does less.
+  const bool few = step.rows <= 64;
   args.heads_in_turn = few ? 1 : kMostHeads;
-  args.query_blocks =
+  args.query_turns =
       queries_change ? over(args.heads, args.heads_in_turn << args.queries.log_heads) : 0;
+  args.apart = few;
   uint32_t rows = kWarps * args.queries.rows;
   uint32_t key_blocks = 0;
   if constexpr (F == kv::KvFormat::kInt4) {
+    args.row_groups = over(kPageTokens, rows);
+    rows *= args.row_groups;
     args.page_rows = few || step.max_rows <= 1 ? 1 : rows;
     args.page_windows = rows / args.page_rows;
     key_blocks = kv_heads * args.page_windows;
   } else {
     rows = std::min(rows, kWarps * args.keys.rows);
-    key_blocks = over(kv_heads, 1U << args.keys.log_heads);
+    key_blocks = over(kv_heads, 1U << args.keys.log_heads) * (args.apart ? 2 : 1);
   }
-  const dim3 grid(args.query_blocks + key_blocks, over(step.rows, rows));
+  const dim3 grid(args.query_turns * args.row_groups + key_blocks, over(step.rows, rows));
   return launch_chained(kv_write_kernel<F, kLanes>, grid, kBlock, 0, stream, args);
 }
 
@@ -342,8 +369,7 @@ cudaError_t kv_write(const DeviceStep& step, const DeviceKv& kv, const KvWrite& 
                       task.q_norm,
                       task.k_norm,
                       task.norm_eps};
-  const Args args{step, rows, LayerPages(kv, task.layer, task.kept), task.heads, {}, {}, 0, 0,
-                  0,    0};
+  const Args args{step, rows, LayerPages(kv, task.layer, task.kept), task.heads};
   const bool change = task.rope.rotary_dim > 0 || task.q_norm != nullptr;
   using kv::KvFormat;
   switch (kv.layout.format) {
