@@ -26,7 +26,11 @@ class Row : public Cutter {
     const bool penalized = row_.bias_count > 0 || row_.history != kNoHistory;
     const bool greedy = row_.mode == SampleMode::kSample && row_.inverse == 0;
     const bool scored = row_.mode == SampleMode::kScore || row_.logprobs >= 0;
-    load(vectors, !greedy || penalized || scored);
+    if (greedy && !penalized && !scored) {
+      load_best(vectors);
+    } else {
+      load(vectors);
+    }
     Spread spread = agree(mine_);
     if (scored) {
       set_range(spread, 1.0F);

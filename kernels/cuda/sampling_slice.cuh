@@ -93,28 +93,29 @@ class Slice {
     return {rank_of(best, first_ + at), bottom, best > impossible() ? key_of(best) : 0xffffffffu};
   }
 
-  __device__ void load(bool vectors, bool keep) {
+  // Logits j .. j+3 of the slice as they are in memory; impossible ones from its end on.
+  __device__ float4 fetch(bool vectors, uint32_t j) const {
+    const float* from = logits_ + first_;
+    if (vectors && j + 4 <= count_) return __ldcg(reinterpret_cast<const float4*>(from + j));
+    float4 v = make_float4(impossible(), impossible(), impossible(), impossible());
+    if (j < count_) v.x = __ldcg(from + j);
+    if (j + 1 < count_) v.y = __ldcg(from + j + 1);
+    if (j + 2 < count_) v.z = __ldcg(from + j + 2);
+    if (j + 3 < count_) v.w = __ldcg(from + j + 3);
+    return v;
+  }
+
+  __device__ void load(bool vectors) {
     constexpr int kAhead = 5;  // 16-byte loads in flight a thread
     float best = impossible();
     uint32_t at = begin_;
     uint32_t bottom = 0xffffffffu;
-    const float* from = logits_ + first_;
     for (uint32_t i = begin_; i < end_; i += kAhead * kSampleGroup) {
       float4 v[kAhead];
 #pragma unroll
       for (int a = 0; a < kAhead; ++a) {
         const uint32_t j = i + static_cast<uint32_t>(a) * kSampleGroup;
-        const float x = impossible();
-        v[a] = make_float4(x, x, x, x);
-        if (j >= end_) continue;
-        if (vectors && j + 4 <= count_) {
-          v[a] = __ldcg(reinterpret_cast<const float4*>(from + j));
-        } else {
-          if (j < count_) v[a].x = __ldcg(from + j);
-          if (j + 1 < count_) v[a].y = __ldcg(from + j + 1);
-          if (j + 2 < count_) v[a].z = __ldcg(from + j + 2);
-          if (j + 3 < count_) v[a].w = __ldcg(from + j + 3);
-        }
+        if (j < end_) v[a] = fetch(vectors, j);
       }
 #pragma unroll
       for (int a = 0; a < kAhead; ++a) {
@@ -122,7 +123,7 @@ class Slice {
         if (j >= end_) continue;
         v[a] =
             make_float4(sanitized(v[a].x), sanitized(v[a].y), sanitized(v[a].z), sanitized(v[a].w));
-        if (keep) *reinterpret_cast<float4*>(slice_ + j) = v[a];
+        *reinterpret_cast<float4*>(slice_ + j) = v[a];
         take(best, at, bottom, v[a].x, j);
         take(best, at, bottom, v[a].y, j + 1);
         take(best, at, bottom, v[a].z, j + 2);
@@ -130,6 +131,39 @@ class Slice {
       }
     }
     mine_ = spread_of(best, at, bottom);
+  }
+
+  // For rows that need no more than their best logit: it is looked for among fours, a quarter of
+  // the comparisons, and nothing is kept.
+  __device__ void load_best(bool vectors) {
+    constexpr int kAhead = 10;
+    float best = impossible();
+    uint32_t at = begin_;
+    float4 four = make_float4(best, best, best, best);
+    for (uint32_t i = begin_; i < end_; i += kAhead * kSampleGroup) {
+      float4 v[kAhead];
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        const uint32_t j = i + static_cast<uint32_t>(a) * kSampleGroup;
+        v[a] = make_float4(impossible(), impossible(), impossible(), impossible());
+        if (j < end_) v[a] = fetch(vectors, j);
+      }
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        // Of a NaN and a number fmaxf() takes the number, and `best` is one.
+        const float most = fmaxf(fmaxf(v[a].x, v[a].y), fmaxf(v[a].z, v[a].w));
+        const float top = fminf(fmaxf(most, best), FLT_MAX);
+        if (!(top > best)) continue;
+        best = top;
+        at = i + static_cast<uint32_t>(a) * kSampleGroup;
+        four = v[a];
+      }
+    }
+    if (best > impossible()) {
+      const auto is = [&](float x) { return sanitized(x) == best; };
+      at += is(four.x) ? 0 : is(four.y) ? 1 : is(four.z) ? 2 : 3;
+    }
+    mine_ = spread_of(best, at, 0xffffffffu);
   }
 
   // After penalties, which may have overflowed.

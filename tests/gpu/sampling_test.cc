@@ -194,15 +194,18 @@ TEST_F(SamplingTest, GreedyIsTheCpuSamplersOnEveryVocabulary) {
     rows[4][vocab - 1] = kInf;
     rows[5][vocab - 1] = 100;
     for (float& x : rows[6]) x = x > 0 ? 0.0F : -0.0F;  // zeros tie whatever their sign
-    rows[7][0] = kNan;
-    std::vector<Ask> asks;
-    for (const auto& r : rows) {
-      Ask a{&r, {}, {}, 0};
-      a.params.temperature = 0;
-      a.params.logprobs = asks.size() % 2 == 0 ? 5 : -1;
-      asks.push_back(a);
+    for (size_t i = 0; i < vocab; i += 5) rows[7][i] = kNan;
+    if (vocab > 100) rows[4][vocab / 3] = std::numeric_limits<float>::max();  // ties with infinity
+    for (const int logprobs : {-1, 5}) {  // with none the row is read for its best logit only
+      std::vector<Ask> asks;
+      for (const auto& r : rows) {
+        Ask a{&r, {}, {}, 0};
+        a.params.temperature = 0;
+        a.params.logprobs = logprobs;
+        asks.push_back(a);
+      }
+      expect_same(asks, ("vocab " + std::to_string(vocab)).c_str());
     }
-    expect_same(asks, ("vocab " + std::to_string(vocab)).c_str());
   }
 }
 
