@@ -11,8 +11,11 @@ namespace tandem::cuda {
 constexpr uint32_t kRunChannels = 8;
 constexpr uint32_t kLaneChannels = 2 * kRunChannels;
 
+__host__ __device__ constexpr bool fits_lanes(uint32_t head_dim, uint32_t half) {
+  return head_dim % kLaneChannels == 0 && half % kRunChannels == 0;
+}
 // Lanes that share a row; those past head_dim / 16 idle.
-constexpr uint32_t lanes_of(uint32_t head_dim) {
+__host__ __device__ constexpr uint32_t lanes_of(uint32_t head_dim) {
   return head_dim <= 64 ? 4 : head_dim <= 128 ? 8 : 16;
 }
 
@@ -101,24 +104,34 @@ __device__ __forceinline__ void quiet(LaneBits& bits) {
   bits.b = {quiet(bits.b.x), quiet(bits.b.y), quiet(bits.b.z), quiet(bits.b.w)};
 }
 
+// Norm and rotation give the bits of warp_rotate() (kv_rows.cuh): every operation is spelled.
+__device__ __forceinline__ float run_squares(const float* x) {
+  float squares = 0.0F;
+#pragma unroll
+  for (uint32_t i = 0; i < kRunChannels; ++i) squares = __fmaf_rn(x[i], x[i], squares);
+  return squares;
+}
+__device__ __forceinline__ float norm_factor(float squares, uint32_t head_dim, float eps) {
+  const float mean = __fdiv_rn(squares, static_cast<float>(head_dim));
+  return __fdiv_rn(1.0F, __fsqrt_rn(__fadd_rn(mean, eps)));
+}
+
 // RMS norm of the row. Called by whole warps; idle lanes hold zeros.
 template <uint32_t kLanes>
 __device__ __forceinline__ void normalize_lane(float (&x)[kLaneChannels], const float* norm,
                                                float eps, uint32_t head_dim, const Place& at) {
-  float squares = 0.0F;
-#pragma unroll
-  for (uint32_t i = 0; i < kLaneChannels; ++i) squares += x[i] * x[i];
-  squares = lanes_reduce(squares, kLanes, [](float a, float b) { return a + b; });
-  const float inverse = 1.0F / sqrtf(squares / static_cast<float>(head_dim) + eps);
+  const float own = __fadd_rn(run_squares(x), run_squares(x + kRunChannels));
+  const float squares = lanes_reduce(own, kLanes, [](float a, float b) { return __fadd_rn(a, b); });
+  const float inverse = norm_factor(squares, head_dim, eps);
   if (!at.live) return;
 #pragma unroll
   for (uint32_t i = 0; i < kLaneChannels; i += 4) {
     const uint32_t c = (i < kRunChannels ? at.a : at.b - kRunChannels) + i;
     const float4 weight = *reinterpret_cast<const float4*>(norm + c);
-    x[i] = x[i] * inverse * weight.x;
-    x[i + 1] = x[i + 1] * inverse * weight.y;
-    x[i + 2] = x[i + 2] * inverse * weight.z;
-    x[i + 3] = x[i + 3] * inverse * weight.w;
+    x[i] = __fmul_rn(__fmul_rn(x[i], inverse), weight.x);
+    x[i + 1] = __fmul_rn(__fmul_rn(x[i + 1], inverse), weight.y);
+    x[i + 2] = __fmul_rn(__fmul_rn(x[i + 2], inverse), weight.z);
+    x[i + 3] = __fmul_rn(__fmul_rn(x[i + 3], inverse), weight.w);
   }
 }
 
@@ -146,8 +159,8 @@ __device__ __forceinline__ void turn_lane(float (&x)[kLaneChannels], const Turn&
     const float a = x[i];
     const float b = x[i + kRunChannels];
     const float2 cs = turn.cos_sin[i];
-    x[i] = a * cs.x - b * cs.y;
-    x[i + kRunChannels] = b * cs.x + a * cs.y;
+    x[i] = __fmaf_rn(a, cs.x, -__fmul_rn(b, cs.y));
+    x[i + kRunChannels] = __fmaf_rn(b, cs.x, __fmul_rn(a, cs.y));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/kv_codec.cuh"
+#include "kernels/cuda/kv_lanes.cuh"
 #include "kernels/cuda/kv_page.cuh"
 
 // Rows of the packed qkv activation, one head at a time, by one warp with the row as floats in
@@ -25,16 +26,30 @@ __device__ inline void warp_store_row(const float* from, uint32_t head_dim, Bf16
   }
 }
 
+// Sum of squares in the order of normalize_lane(), where a row can lie in lanes like that.
+__device__ inline float warp_squares(const float* x, uint32_t head_dim, uint32_t half) {
+  const uint32_t lane = threadIdx.x % kWarp;
+  float squares = 0.0F;
+  if (!fits_lanes(head_dim, half)) {
+    for (uint32_t c = lane; c < head_dim; c += kWarp) squares = __fmaf_rn(x[c], x[c], squares);
+    return warp_sum(squares);
+  }
+  const Place at = rotary_place(lane / 2, head_dim, half);
+  if (at.live) squares = run_squares(x + (lane % 2 == 0 ? at.a : at.b));
+  squares = __fadd_rn(squares, __shfl_xor_sync(kAllLanes, squares, 1));
+  for (uint32_t i = lanes_of(head_dim); i > 1; i /= 2)
+    squares = __fadd_rn(squares, __shfl_xor_sync(kAllLanes, squares, i));
+  return __shfl_sync(kAllLanes, squares, 0);
+}
+
 // Norm (unless null) and rotation of one head's row. Several kernels do this, and their bits must
 // be the same: every fused multiply-add is spelled.
 __device__ inline void warp_rotate(float* x, uint32_t head_dim, const float* norm, float eps,
                                    const DeviceRope& rope, uint32_t position) {
   const uint32_t lane = threadIdx.x % kWarp;
   if (norm != nullptr) {
-    float squares = 0.0F;
-    for (uint32_t c = lane; c < head_dim; c += kWarp) squares = __fmaf_rn(x[c], x[c], squares);
-    const float mean = __fdiv_rn(warp_sum(squares), static_cast<float>(head_dim));
-    const float inverse = __fdiv_rn(1.0F, __fsqrt_rn(__fadd_rn(mean, eps)));
+    const float squares = warp_squares(x, head_dim, rope.rotary_dim / 2);
+    const float inverse = norm_factor(squares, head_dim, eps);
     for (uint32_t c = lane; c < head_dim; c += kWarp)
       x[c] = __fmul_rn(__fmul_rn(x[c], inverse), norm[c]);
     __syncwarp();

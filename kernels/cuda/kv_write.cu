@@ -30,6 +30,7 @@ struct Args {
   HeadRows rows;
   LayerPages layer;
   uint32_t heads;
+  uint32_t first_sequence;
   Spread queries{};
   Spread keys{};
   uint32_t query_turns = 0;    // blocks that take all query heads of a group of rows
@@ -39,6 +40,11 @@ struct Args {
   uint32_t page_rows = 1;      // int4: rows whose pages one block looks after
   uint32_t page_windows = 1;   // int4: such groups of rows of one blockIdx.y
 };
+
+__device__ __forceinline__ bool takes(const Args& args, int32_t sequence) {
+  return sequence >= static_cast<int32_t>(args.first_sequence) &&
+         sequence < static_cast<int32_t>(args.step.sequences);
+}
 
 // The row and the head of this lane, and its lane within that row. Padding rows are read like
 // others, so that no load waits to know; only `active` ones are written.
@@ -57,7 +63,7 @@ __device__ __forceinline__ Task task_of(const Args& args, const Spread& spread,
   const uint32_t row = warp * spread.rows + (group >> spread.log_heads);
   const bool inside = row < args.step.rows;
   return {row, group & ((1U << spread.log_heads) - 1), threadIdx.x % kLanes, inside,
-          inside && args.step.row_sequence[row] >= 0};
+          inside && takes(args, args.step.row_sequence[row])};
 }
 
 template <uint32_t kLanes>
@@ -250,8 +256,8 @@ __device__ __forceinline__ void write_pages(const Args& args, uint32_t block, Ti
   bool leads = false;
   if (threadIdx.x % kWarp < args.page_rows && own < args.step.rows) {
     const int32_t sequence = args.step.row_sequence[own];
-    leads = sequence >= 0 && (args.step.positions[own] % kPageTokens == 0 ||
-                              args.step.slots[sequence].first_row == own);
+    leads = takes(args, sequence) && (args.step.positions[own] % kPageTokens == 0 ||
+                                      args.step.slots[sequence].first_row == own);
   }
   for (uint32_t left = __ballot_sync(kAllLanes, leads); left != 0; left &= left - 1) {
     const uint32_t row = begin + static_cast<uint32_t>(__ffs(static_cast<int>(left))) - 1;
@@ -277,8 +283,8 @@ constexpr uint32_t threads_of() {
 template <kv::KvFormat F, uint32_t kLanes>
 __global__ void __launch_bounds__(threads_of<F, kLanes>(), 768 / threads_of<F, kLanes>())
     kv_write_kernel(const __grid_constant__ Args args) {
-  wait_for_previous();
   allow_next();
+  wait_for_previous();
   const uint32_t query_blocks = args.query_turns * args.row_groups;
   if constexpr (F == kv::KvFormat::kInt4) {
     __shared__ __align__(16) Tile<kLanes> tile;
@@ -346,11 +352,11 @@ cudaError_t launch(const Args& args, bool queries_change, cudaStream_t stream) {
 
 bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
-bool fits_lanes(const DeviceKv& kv, const KvWrite& task) {
+bool in_lanes(const DeviceKv& kv, const KvWrite& task) {
   const uint32_t half = task.rope.rotary_dim / 2;
-  return kv.layout.head_dim % kLaneChannels == 0 && half % kRunChannels == 0 && aligned(kv.pages) &&
-         aligned(kv.tail) && aligned(task.kept) && aligned(task.qkv) &&
-         aligned(task.rope.cos_sin) && aligned(task.q_norm) && aligned(task.k_norm);
+  return fits_lanes(kv.layout.head_dim, half) && aligned(kv.pages) && aligned(kv.tail) &&
+         aligned(task.kept) && aligned(task.qkv) && aligned(task.rope.cos_sin) &&
+         aligned(task.q_norm) && aligned(task.k_norm);
 }
 
 }  // namespace
@@ -361,15 +367,16 @@ cudaError_t kv_write(const DeviceStep& step, const DeviceKv& kv, const KvWrite& 
   if (head_dim == 0 || head_dim % 2 != 0 || head_dim > kMaxHeadDim ||
       task.rope.rotary_dim > head_dim)
     return cudaErrorInvalidValue;
-  if (step.rows == 0) return cudaSuccess;
-  if (!fits_lanes(kv, task)) return kv_write_plain(step, kv, task, stream);
+  if (step.rows == 0 || task.first_sequence >= step.sequences) return cudaSuccess;
+  if (!in_lanes(kv, task)) return kv_write_plain(step, kv, task, stream);
   const HeadRows rows{QkvColumns(task.heads, kv.layout.kv_heads, head_dim),
                       task.qkv,
                       task.rope,
                       task.q_norm,
                       task.k_norm,
                       task.norm_eps};
-  const Args args{step, rows, LayerPages(kv, task.layer, task.kept), task.heads};
+  const Args args{step, rows, LayerPages(kv, task.layer, task.kept), task.heads,
+                  task.first_sequence};
   const bool change = task.rope.rotary_dim > 0 || task.q_norm != nullptr;
   using kv::KvFormat;
   switch (kv.layout.format) {

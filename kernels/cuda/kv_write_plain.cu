@@ -19,6 +19,7 @@ struct Args {
   HeadRows rows;
   LayerPages layer;
   uint32_t heads;
+  uint32_t first_sequence;
   uint32_t pages_per_sequence;
   uint32_t page_blocks;  // blocks of the first kind
 };
@@ -37,7 +38,11 @@ __device__ Span span_in_page(const SequenceSlot& slot, uint32_t page) {
 __device__ void rotate_queries(const Args& args, uint32_t block, float* shared) {
   const uint32_t job = block * kWarps + threadIdx.x / kWarp;
   const uint32_t row = job / args.heads;
-  if (row >= args.step.rows || args.step.row_sequence[row] < 0) return;
+  if (row >= args.step.rows) return;
+  const int32_t sequence = args.step.row_sequence[row];
+  if (sequence < static_cast<int32_t>(args.first_sequence) ||
+      sequence >= static_cast<int32_t>(args.step.sequences))
+    return;
   float* x = shared + threadIdx.x / kWarp * args.rows.columns.head_dim;
   Bf16* q = args.rows.row(row) + job % args.heads * args.rows.columns.head_dim;
   warp_load_row(q, args.rows.columns.head_dim, x);
@@ -182,14 +187,14 @@ __device__ void write_tail_pages(const Args& args, const SequenceSlot& slot, uin
 template <kv::KvFormat F>
 __global__ void __launch_bounds__(kThreads) kv_write_plain_kernel(const Args args) {
   extern __shared__ float shared[];
-  wait_for_previous();
   allow_next();
+  wait_for_previous();
   if (blockIdx.x >= args.page_blocks)
     return rotate_queries(args, blockIdx.x - args.page_blocks, shared);
   const uint32_t kv_heads = args.layer.shape.kv_heads;
   const uint32_t kv_head = blockIdx.x % kv_heads;
   const uint32_t item = blockIdx.x / kv_heads;
-  const uint32_t sequence = item / args.pages_per_sequence;
+  const uint32_t sequence = args.first_sequence + item / args.pages_per_sequence;
   const SequenceSlot slot = args.step.slots[sequence];
   const uint32_t page = slot.start / kPageTokens + item % args.pages_per_sequence;
   if (slot.rows == 0 || page * kPageTokens >= slot.start + slot.rows) return;
@@ -234,11 +239,11 @@ cudaError_t kv_write_plain(const DeviceStep& step, const DeviceKv& kv, const KvW
   if (head_dim == 0 || head_dim % 2 != 0 || head_dim > kMaxHeadDim ||
       task.rope.rotary_dim > head_dim)
     return cudaErrorInvalidValue;
-  if (step.rows == 0) return cudaSuccess;
+  if (step.rows == 0 || task.first_sequence >= step.sequences) return cudaSuccess;
   // A sequence whose rows fit one page may still begin in the middle of it.
   const uint32_t pages =
       step.max_rows <= 1 ? 1 : (step.max_rows + kPageTokens - 2) / kPageTokens + 1;
-  const uint32_t page_blocks = step.sequences * pages * kv.layout.kv_heads;
+  const uint32_t page_blocks = (step.sequences - task.first_sequence) * pages * kv.layout.kv_heads;
   const uint32_t query_blocks = (step.rows * task.heads + kWarps - 1) / kWarps;
   const HeadRows rows{QkvColumns(task.heads, kv.layout.kv_heads, head_dim),
                       task.qkv,
@@ -246,8 +251,9 @@ cudaError_t kv_write_plain(const DeviceStep& step, const DeviceKv& kv, const KvW
                       task.q_norm,
                       task.k_norm,
                       task.norm_eps};
-  const Args args{step,       rows,  LayerPages(kv, task.layer, task.kept),
-                  task.heads, pages, page_blocks};
+  const Args args{
+      step,  rows,       LayerPages(kv, task.layer, task.kept), task.heads, task.first_sequence,
+      pages, page_blocks};
   const Kernel kernel = kernel_of(kv.layout.format);
   return launch_chained(kernel, page_blocks + query_blocks, kThreads, shared_bytes(kv.layout),
                         stream, args);

@@ -58,7 +58,7 @@ class KvWriteTest : public CardTest {
   // `half`: channels that turn with as many others; the rest of the head passes. The formats that
   // keep NaNs as they are get them unturned, for arithmetic would change their payload.
   void expect_encoded(const SceneShape& shape, std::vector<SceneSequence> sequences, Kind kind,
-                      uint32_t half, Write write = kv_write) {
+                      uint32_t half, Write write = kv_write, uint32_t first_sequence = 0) {
     SCOPED_TRACE(std::string(to_string(shape.format)) + " heads " + std::to_string(shape.heads) +
                  "/" + std::to_string(shape.kv_heads) + " of " + std::to_string(shape.head_dim) +
                  " kind " + std::to_string(static_cast<int>(kind)) + " half " +
@@ -77,16 +77,17 @@ class KvWriteTest : public CardTest {
     KvWrite task;
     task.layer = KvScene::kLayer;
     task.heads = shape.heads;
+    task.first_sequence = first_sequence;
     task.rope = {rope.data(), scene.max_context_, 2 * half};
     task.qkv = card.qkv.data();
     task.kept = card.kept.data();
     ASSERT_CUDA(write(card.step, card.kv, task, nullptr));
     ASSERT_CUDA(cudaDeviceSynchronize());
 
-    for (uint32_t s = 0; s < scene.slots.size(); ++s) append(scene, s, table, half);
+    for (uint32_t s = first_sequence; s < scene.slots.size(); ++s) append(scene, s, table, half);
     EXPECT_EQ(first_difference(card.pool.host(), scene.pool), scene.pool.size());
     EXPECT_EQ(first_difference(card.tail.host(), scene.tail), scene.tail.size());
-    expect_rotated(scene, card, table, half);
+    expect_rotated(scene, card, table, half, first_sequence);
   }
 
   static size_t first_difference(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
@@ -146,16 +147,18 @@ class KvWriteTest : public CardTest {
   }
 
   static void expect_rotated(const KvScene& scene, const SceneOnCard& card,
-                             const std::vector<float2>& table, uint32_t half) {
+                             const std::vector<float2>& table, uint32_t half,
+                             uint32_t first_sequence) {
     const std::vector<Bf16> got = card.qkv.host();
     const uint32_t hd = scene.shape_.head_dim;
     for (uint32_t r = 0; r < scene.rows_; ++r)
       for (uint32_t h = 0; h < scene.shape_.heads + 2 * scene.shape_.kv_heads; ++h) {
         const size_t at = size_t{r} * scene.columns() + h * hd;
-        const bool value = h >= scene.shape_.heads + scene.shape_.kv_heads;
+        const bool stays = h >= scene.shape_.heads + scene.shape_.kv_heads ||
+                           scene.row_sequence[r] < static_cast<int32_t>(first_sequence);
         const auto want =
             turned(scene.qkv.data() + at, hd, static_cast<uint32_t>(scene.positions[r]), table,
-                   value ? 0 : half);
+                   stays ? 0 : half);
         for (uint32_t c = 0; c < hd; ++c)
           ASSERT_TRUE(got[at + c] == to_bf16(want[c]) || std::isnan(want[c]))
               << "row " << r << " head " << h << " channel " << c;
@@ -256,6 +259,14 @@ void expect_normed(const SceneShape& shape, uint32_t half, Write write) {
       for (uint32_t c = 0; c < shape.head_dim; ++c)
         EXPECT_NEAR(stored[position % 16 * shape.head_dim + c], x[c], 2e-6);
     }
+}
+
+TEST_F(KvWriteTest, LeavesTheFirstSequencesAlone) {
+  for (const KvFormat format : kAllFormats)
+    for (const uint32_t head_dim : {12U, 64U, 128U})
+      for (const uint32_t first : {1U, 3U, 8U})
+        expect_encoded({6, 2, head_dim, format}, kChunks, Kind::kNormal, head_dim / 2, kv_write,
+                       first);
 }
 
 TEST_F(KvWriteTest, NormsAndRotatesLikeDoublePrecision) {
