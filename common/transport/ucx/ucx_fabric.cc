@@ -12,6 +12,7 @@
 #include "common/base/clock.h"
 #include "common/base/unique_handle.h"
 #include "common/transport/direct/wire_format.h"
+#include "common/transport/ucx/address.h"
 #include "common/transport/ucx/worker.h"
 
 namespace tandem::transport {
@@ -345,10 +346,10 @@ class UcxFabric final : public Fabric {
     PeerHello hello;
     hello.version = fields.text();
     hello.pair = fields.get<uint32_t>();
-    hello.worker = fields.text();
-    if (!fields.complete() || hello.worker.empty()) {
-      return fail(ErrorCode::kCorruptData, "ucx: a hello is malformed");
-    }
+    const std::string_view envelope = fields.text();
+    if (!fields.complete()) return fail(ErrorCode::kCorruptData, "ucx: a hello is malformed");
+    TANDEM_ASSIGN(UcxAddress address, parse_ucx_address(envelope));
+    hello.worker = std::move(address.worker);
     return hello;
   }
 
@@ -384,7 +385,11 @@ Status UcxFabric::start() {
 
 Result<std::string> UcxFabric::hello(bool sender) {
   const uint32_t pair = sender ? random_() : 0;
-  return FieldWriter().text(version()).put(pair).text(address_).take();
+  return FieldWriter()
+      .text(version())
+      .put(pair)
+      .text(encode_ucx_address({.host = this_host(), .worker = address_}))
+      .take();
 }
 
 Result<std::unique_ptr<Link>> UcxFabric::open(bool sender, const std::string& own,

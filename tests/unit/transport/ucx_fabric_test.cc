@@ -31,5 +31,25 @@ TEST(UcxMemory, HostTransportsDoNotKnowCudaAndUnknownOnesAreRefused) {
   EXPECT_EQ(ucx_knows_cuda("no_such_transport").error().code, ErrorCode::kConfig);
 }
 
+// UCX unpacks addresses without checks: a damaged one must not reach it.
+TEST(UcxHello, ADamagedWorkerAddressIsRefused) {
+  const auto sender = UcxSlots::make();
+  const auto receiver = UcxSlots::make();
+  ASSERT_TRUE(sender->start());
+  ASSERT_TRUE(receiver->start());
+  const std::string own = sender->hello(true).value();
+  const std::string peer = receiver->hello(false).value();
+  const size_t address = peer.find("TUCX");
+  ASSERT_NE(address, std::string::npos);
+  for (size_t at = address; at < peer.size(); ++at) {
+    std::string damaged = peer;
+    damaged[at] = static_cast<char>(damaged[at] ^ 0x20);
+    const auto link = sender->open(true, own, damaged);
+    ASSERT_FALSE(link) << "byte " << at - address;
+    EXPECT_EQ(link.error().code, ErrorCode::kInvalidArgument);
+  }
+  EXPECT_TRUE(sender->open(true, own, peer));
+}
+
 }  // namespace
 }  // namespace tandem::transport::testing
