@@ -15,6 +15,20 @@ namespace {
 constexpr size_t kAffinityBlocks = 1 << 16;
 constexpr double kDrainRateSeconds = 5;  // time constant of the drain rate
 
+// A node's own fit counts from so many answers on, and not when it idles on an old one.
+constexpr uint64_t kAnswersToKnow = 8;
+constexpr auto kKnownFor = std::chrono::seconds(10);
+// A sequence lengthens its neighbours' step by at least this share, measured or not, so that equal
+// nodes share the work whatever noise their fits have.
+constexpr double kLeastSlope = 0.02;
+
+bool is_known(const Node& n) { return n.decode_time.observations() >= kAnswersToKnow; }
+
+// Seconds by which every further sequence lengthens the node's step.
+double step_slope(const Node& n, const DecodeTimeModel& time) {
+  return std::max(n.beat.step_seconds_per_sequence(), kLeastSlope * time.b());
+}
+
 }  // namespace
 
 std::string_view to_string(NodeRole role) {
@@ -137,7 +151,8 @@ bool Dispatcher::Impl::avoided(const Request& r, NodeHandle handle) const {
   });
 }
 
-NodeView Dispatcher::Impl::view(const Node& n, const Request& r, uint32_t cached_blocks) const {
+NodeView Dispatcher::Impl::view(const Node& n, const Request& r, uint32_t cached_blocks,
+                                const DecodeTimeModel& guess) const {
   const TimePoint now = deps_.clock.now();
   NodeView v;
   v.usable = !n.draining && n.breaker.allows(now) && !avoided(r, n.handle) && !stuck(n, now);
@@ -151,10 +166,40 @@ NodeView Dispatcher::Impl::view(const Node& n, const Request& r, uint32_t cached
   v.free_blocks = static_cast<uint32_t>(v.total_blocks - std::min<uint64_t>(v.total_blocks, used));
   v.open_requests = n.open_requests;
   v.max_sequences = n.hello.max_sequences();
-  v.decode_a = n.decode_time.a();
-  v.decode_b = n.decode_time.b();
-  v.step_slope = n.beat.step_seconds_per_sequence();
+  // A node that is new or idles on an old fit counts as the best one does: so it is tried, at the
+  // price of a few answers now and then, and one that was slow for a while is found out to be
+  // quick.
+  const bool stale = n.open_requests == 0 && now - n.last_answer > kKnownFor;
+  const DecodeTimeModel& time = is_known(n) && !stale ? n.decode_time : guess;
+  v.decode_a = time.a();
+  v.decode_b = time.b();
+  v.step_slope = step_slope(n, time);
   return v;
+}
+
+const DecodeTimeModel& Dispatcher::Impl::best_decode_time() const {
+  const DecodeTimeModel* best = nullptr;
+  for (const auto& [handle, n] : nodes_) {
+    if (n->role == NodeRole::kDecode && is_known(*n) &&
+        (best == nullptr || n->decode_time.b() < best->b())) {
+      best = &n->decode_time;
+    }
+  }
+  return best == nullptr ? decode_time_ : *best;
+}
+
+void Dispatcher::Impl::observe_decode(Node& n, const Request& r) {
+  const TimePoint now = deps_.clock.now();
+  const double prompt = static_cast<double>(r.spec.prompt.size());
+  const double tokens = static_cast<double>(r.answer.size()) - r.tokens_before_here - 1;
+  const double seconds = to_seconds(now - *r.first_token_here);
+  // The policy adds what neighbours cost, so the fit is of the time without them.
+  const double neighbours = n.open_requests == 0 ? 0 : n.open_requests - 1;
+  const double alone =
+      std::max(seconds - step_slope(n, n.decode_time) * tokens * neighbours, seconds / 4);
+  n.decode_time.observe(prompt, tokens, alone);
+  decode_time_.observe(prompt, tokens, alone);
+  n.last_answer = now;
 }
 
 bool Dispatcher::Impl::impossible(const Request& r, Error& why) const {
@@ -186,12 +231,13 @@ bool Dispatcher::Impl::dispatch(Request& r) {
   std::vector<NodeView> prefill;
   std::vector<NodeView> decode;
   std::array<uint32_t, PrefixAffinity::kSlots> depth{};
+  const DecodeTimeModel& guess = best_decode_time();
   if (options_.prefix_affinity) depth = affinity_.match(r.spec.block_hashes);
   for (const auto& [handle, n] : nodes_) {
     const uint32_t cached = n->slot < depth.size() ? depth[n->slot] : 0;
     const bool is_prefill = n->role == NodeRole::kPrefill;
     (is_prefill ? prefill_nodes : decode_nodes).push_back(n.get());
-    (is_prefill ? prefill : decode).push_back(view(*n, r, cached));
+    (is_prefill ? prefill : decode).push_back(view(*n, r, cached, guess));
   }
   r.predicted = lengths_.predict(static_cast<uint32_t>(r.answer.size()), r.tokens_left());
   RouteQuery query;

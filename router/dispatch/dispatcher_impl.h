@@ -86,6 +86,7 @@ struct Node {
   bool draining = false;
   Breaker breaker;
   DecodeTimeModel decode_time;
+  TimePoint last_answer;                 // when decode_time learnt from one
   size_t slot = PrefixAffinity::kSlots;  // in the prefix index; kSlots: none left
   uint32_t open_requests = 0;
   uint64_t open_prefill_tokens = 0;
@@ -124,7 +125,12 @@ class Dispatcher::Impl {
   void start_local(Request& r, Node& decode, RouteKind kind);
   void start_prefill_only(Request& r, Node& prefill);
   void fill_task(const Request& r, control::Task& task) const;
-  [[nodiscard]] NodeView view(const Node& node, const Request& r, uint32_t cached_blocks) const;
+  // `guess` stands for the decode time of a node whose own fit says nothing.
+  [[nodiscard]] NodeView view(const Node& node, const Request& r, uint32_t cached_blocks,
+                              const DecodeTimeModel& guess) const;
+  // The fit of the quickest decode node that has one, else that of all answers.
+  [[nodiscard]] const DecodeTimeModel& best_decode_time() const;
+  void observe_decode(Node& node, const Request& r);
   [[nodiscard]] bool avoided(const Request& r, NodeHandle node) const;
   void note_dispatched(TimePoint now);
   [[nodiscard]] uint32_t retry_after() const;
@@ -176,6 +182,7 @@ class Dispatcher::Impl {
   std::deque<RequestId> queue_;  // FIFO; retries return to the front
   PrefixAffinity affinity_;
   std::array<bool, PrefixAffinity::kSlots> slots_{};
+  DecodeTimeModel decode_time_;  // of all decode nodes
   OutputLengthModel lengths_;
   DispatchCounters counters_;
   uint64_t next_transfer_ = 1;

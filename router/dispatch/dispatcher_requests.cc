@@ -83,11 +83,7 @@ void Dispatcher::Impl::finish(Request& r) {
   ++counters_.finished;
   lengths_.observe(static_cast<uint32_t>(r.answer.size()));
   if (Node* d = node(r.decode)) {
-    if (r.first_token_here) {
-      const double tokens = static_cast<double>(r.answer.size()) - r.tokens_before_here - 1;
-      d->decode_time.observe(static_cast<double>(r.spec.prompt.size()), tokens,
-                             to_seconds(deps_.clock.now() - *r.first_token_here));
-    }
+    if (r.first_token_here) observe_decode(*d, r);
     record(*d, Outcome::kSuccess);
     // The first token was the last: the reservation is not needed.
     if (!r.admitted && r.transfer != 0)

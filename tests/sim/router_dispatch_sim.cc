@@ -477,6 +477,61 @@ TEST(Nodes, RepeatedPrefixesGoWhereTheyAre) {
   EXPECT_EQ(used, 1);
 }
 
+// Answers that the decode node was given, with KV from a prefill node or without.
+int tasks(Cluster& c, const char* id) {
+  return c.find(id)->count(control::ToNode::kReserve) +
+         c.find(id)->count(control::ToNode::kGenerate);
+}
+
+// Prompts that share nothing, `count` at once.
+void submit_many(Cluster& c, int count, uint32_t first) {
+  for (int i = 0; i < count; ++i) {
+    TaskSpec spec;
+    spec.prompt.assign(100, static_cast<TokenId>(first + static_cast<uint32_t>(i)));
+    spec.max_new_tokens = 40;
+    c.submit(spec);
+  }
+}
+
+TEST(Nodes, OneThatHasAnsweredDoesNotDrawEverything) {
+  Cluster c(1);
+  c.add(kPrefill, "p0");
+  c.add(kDecode, "d0");
+  c.add(kDecode, "d1");
+  submit_many(c, 1, 1);  // whoever takes it is known to be quicker than the guess for the other
+  c.settle(seconds(5));
+  submit_many(c, 8, 10);
+  c.settle(seconds(5));
+  EXPECT_GE(tasks(c, "d0"), 3);
+  EXPECT_GE(tasks(c, "d1"), 3);
+}
+
+TEST(Nodes, ASlowOneIsFoundOutAndTriedAgain) {
+  Cluster c(1);
+  c.add(kPrefill, "p0");
+  c.add(kDecode, "quick").options.step_time = milliseconds(5);
+  FakeNode& slow = c.add(kDecode, "slow");
+  slow.options.step_time = milliseconds(100);
+  for (uint32_t i = 0; i < 12; ++i) {  // both are learnt
+    submit_many(c, 2, 10 + 10 * i);
+    c.settle(seconds(10));
+  }
+  const int learnt = tasks(c, "slow");
+  for (uint32_t i = 0; i < 10; ++i) {
+    submit_many(c, 2, 200 + 10 * i);
+    c.settle(seconds(10));
+  }
+  EXPECT_LE(tasks(c, "slow"), learnt + 4);
+  slow.options.step_time = milliseconds(5);  // whatever slowed it has passed
+  const int before = tasks(c, "slow");
+  for (uint32_t i = 0; i < 60; ++i) {
+    submit_many(c, 2, 400 + 10 * i);
+    c.settle(seconds(10));
+    c.run(seconds(5));
+  }
+  EXPECT_GE(tasks(c, "slow"), before + 10);
+}
+
 TEST(Shutdown, DrainingRefusesNewRequestsAndFinishesOldOnes) {
   Pair c;
   const uint64_t first = c.submit(100, 30);
