@@ -1,7 +1,5 @@
 #include "common/transport/ucx/ucx_fabric.h"
 
-#include <ucp/api/ucp.h>
-
 #include <iterator>
 #include <map>
 #include <optional>
@@ -13,6 +11,7 @@
 #include "common/base/unique_handle.h"
 #include "common/transport/direct/wire_format.h"
 #include "common/transport/ucx/address.h"
+#include "common/transport/ucx/ucp_handles.h"
 #include "common/transport/ucx/worker.h"
 
 namespace tandem::transport {
@@ -23,33 +22,12 @@ constexpr Duration kGreetingTime = std::chrono::seconds(10);
 constexpr Duration kOperationTime = std::chrono::seconds(2);
 constexpr Duration kGoodbye = std::chrono::milliseconds(300);
 
-struct ConfigTraits {
-  using Handle = ucp_config_t*;
-  static Handle invalid() { return nullptr; }
-  static void close(Handle h) noexcept { ucp_config_release(h); }
-};
-struct ContextTraits {
-  using Handle = ucp_context_h;
-  static Handle invalid() { return nullptr; }
-  static void close(Handle h) noexcept { ucp_cleanup(h); }
-};
-struct WorkerTraits {
-  using Handle = ucp_worker_h;
-  static Handle invalid() { return nullptr; }
-  static void close(Handle h) noexcept { ucp_worker_destroy(h); }
-};
-
-tl::unexpected<Error> ucx_error(const char* what, ucs_status_t status) {
-  return fail(ErrorCode::kTransport,
-              "UCX: " + std::string(what) + ": " + ucs_status_string(status));
-}
-
-Result<UniqueHandle<ContextTraits>> open_context(const std::string& tls) {
+Result<UniqueHandle<UcpContextTraits>> open_context(const std::string& tls) {
   ucp_config_t* raw = nullptr;
   if (const ucs_status_t s = ucp_config_read(nullptr, nullptr, &raw); s != UCS_OK) {
-    return ucx_error("reading its configuration", s);
+    return fail(ucx_error("reading its configuration", s));
   }
-  const UniqueHandle<ConfigTraits> config(raw);
+  const UniqueHandle<UcpConfigTraits> config(raw);
   const std::pair<const char*, const char*> settings[] = {{"TLS", tls.c_str()},
                                                           {"MM_ERROR_HANDLING", "y"}};
   for (const auto& [name, value] : settings) {
@@ -66,7 +44,7 @@ Result<UniqueHandle<ContextTraits>> open_context(const std::string& tls) {
     return fail(ErrorCode::kConfig,
                 "UCX finds no usable transport among '" + tls + "': " + ucs_status_string(s));
   }
-  return UniqueHandle<ContextTraits>(context);
+  return UniqueHandle<UcpContextTraits>(context);
 }
 
 // A send or receive under way. Empty requests are done.
@@ -78,12 +56,12 @@ class Request {
   Result<bool> done() {
     if (handle_ == nullptr) return true;
     if (UCS_PTR_IS_ERR(handle_)) {
-      return ucx_error("a message", UCS_PTR_STATUS(std::exchange(handle_, nullptr)));
+      return fail(ucx_error("a message", UCS_PTR_STATUS(std::exchange(handle_, nullptr))));
     }
     const ucs_status_t status = ucp_request_check_status(handle_);
     if (status == UCS_INPROGRESS) return false;
     ucp_request_free(std::exchange(handle_, nullptr));
-    if (status != UCS_OK) return ucx_error("a message", status);
+    if (status != UCS_OK) return fail(ucx_error("a message", status));
     return true;
   }
   void cancel(ucp_worker_h worker) const {
@@ -190,7 +168,7 @@ Status UcxLink::connect(const std::string& worker) {
   params.address = reinterpret_cast<const ucp_address_t*>(worker.data());
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   const ucs_status_t s = ucp_ep_create(shared_.worker, &params, &endpoint_);
-  if (s != UCS_OK) return ucx_error("connecting to the peer", s);
+  if (s != UCS_OK) return fail(ucx_error("connecting to the peer", s));
   return {};
 }
 
@@ -358,8 +336,8 @@ class UcxFabric final : public Fabric {
   Slots receives_;
   std::random_device random_;
   std::string address_;
-  UniqueHandle<ContextTraits> context_;
-  UniqueHandle<WorkerTraits> worker_;  // last: destroyed before its context
+  UniqueHandle<UcpContextTraits> context_;
+  UniqueHandle<UcpWorkerTraits> worker_;  // last: destroyed before its context
 };
 
 Status UcxFabric::start() {
@@ -370,13 +348,13 @@ Status UcxFabric::start() {
   params.thread_mode = UCS_THREAD_MODE_SINGLE;
   ucp_worker_h worker = nullptr;
   if (const ucs_status_t s = ucp_worker_create(context_.get(), &params, &worker); s != UCS_OK) {
-    return ucx_error("creating a worker", s);
+    return fail(ucx_error("creating a worker", s));
   }
   worker_.reset(worker);
   ucp_address_t* own = nullptr;
   size_t bytes = 0;
   if (const ucs_status_t s = ucp_worker_get_address(worker, &own, &bytes); s != UCS_OK) {
-    return ucx_error("reading the worker's address", s);
+    return fail(ucx_error("reading the worker's address", s));
   }
   address_.assign(reinterpret_cast<const char*>(own), bytes);
   ucp_worker_release_address(worker, own);
@@ -419,7 +397,7 @@ Result<bool> ucx_knows_cuda(const std::string& tls) {
   ucp_context_attr_t attributes{};
   attributes.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
   if (const ucs_status_t s = ucp_context_query(context.get(), &attributes); s != UCS_OK) {
-    return ucx_error("asking which memory it knows", s);
+    return fail(ucx_error("asking which memory it knows", s));
   }
   return (attributes.memory_types >> UCS_MEMORY_TYPE_CUDA & 1) != 0;
 }

@@ -1,7 +1,5 @@
 #include "common/transport/ucx/worker.h"
 
-#include <ucp/api/ucp.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "common/base/unique_handle.h"
+#include "common/transport/ucx/ucp_handles.h"
 
 namespace tandem::transport {
 namespace {
@@ -25,29 +24,10 @@ constexpr size_t kUcxHeader = 256;  // room for what UCX puts in front
 // process died by TCP itself.
 constexpr const char* kKeepalive = "200ms";
 
-Error ucx_error(const std::string& what, ucs_status_t status) {
-  return make_error(ErrorCode::kTransport, "UCX: " + what + ": " + ucs_status_string(status));
-}
-
-struct ConfigTraits {
-  using Handle = ucp_config_t*;
-  static Handle invalid() { return nullptr; }
-  static void close(Handle h) noexcept { ucp_config_release(h); }
-};
-struct ContextTraits {
-  using Handle = ucp_context_h;
-  static Handle invalid() { return nullptr; }
-  static void close(Handle h) noexcept { ucp_cleanup(h); }
-};
 struct DatatypeTraits {
   using Handle = ucp_datatype_t;
   static Handle invalid() { return 0; }
   static void close(Handle h) noexcept { ucp_dt_destroy(h); }
-};
-struct WorkerTraits {
-  using Handle = ucp_worker_h;
-  static Handle invalid() { return nullptr; }
-  static void close(Handle h) noexcept { ucp_worker_destroy(h); }
 };
 
 // What UCX prints into a stream: the only place where 1.13 tells which transports it uses.
@@ -149,10 +129,10 @@ struct UcxWorker::Impl {
   size_t posted = 0;            // of them those that no message has begun to fill
   std::list<void*> closing;     // endpoint closes in progress
   // Last, so destroyed first: destroying the worker may still complete sends.
-  UniqueHandle<ContextTraits> context;
+  UniqueHandle<UcpContextTraits> context;
   UniqueHandle<DatatypeTraits> outgoing;
   UniqueHandle<DatatypeTraits> incoming;
-  UniqueHandle<WorkerTraits> worker;
+  UniqueHandle<UcpWorkerTraits> worker;
 
   Status open(const Options& options);
   void start_send(ucp_ep_h to, Outgoing message);
@@ -321,7 +301,7 @@ Status UcxWorker::Impl::open(const Options& options) {
   if (ucs_status_t s = ucp_config_read(nullptr, nullptr, &raw_config); s != UCS_OK) {
     return fail(ucx_error("reading its configuration", s));
   }
-  const UniqueHandle<ConfigTraits> config(raw_config);
+  const UniqueHandle<UcpConfigTraits> config(raw_config);
   TANDEM_TRY(configure(raw_config, options.tls));
 
   ucp_params_t params{};

@@ -11,7 +11,8 @@
 
 namespace tandem::transport {
 
-// A UCP context and worker that move messages: the only class that calls UCX. Single-threaded:
+// A UCP context and worker that move messages of host memory (for that of devices see
+// ucx_fabric.h). Single-threaded:
 // every function and callback on the thread that created it.
 //
 // Messages go eagerly and one way. UCX's active messages are not used although they fit: a first
