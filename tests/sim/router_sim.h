@@ -8,6 +8,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/clock.h"
@@ -141,6 +142,16 @@ class Cluster : public DispatchObserver {
   std::multimap<Duration, std::function<void()>> timeline_;
   uint64_t next_handle_ = 1;
   uint64_t next_request_ = 1;
+};
+
+// One prefill and one decode node.
+struct Pair : Cluster {
+  explicit Pair(DispatchOptions options = {}, NodeOptions p = {}, NodeOptions d = {})
+      : Cluster(1, std::move(options)),
+        prefill(add(control::ROLE_PREFILL, "prefill-0", p)),
+        decode(add(control::ROLE_DECODE, "decode-0", d)) {}
+  FakeNode& prefill;
+  FakeNode& decode;
 };
 
 }  // namespace tandem::router::sim

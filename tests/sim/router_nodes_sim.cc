@@ -1,0 +1,130 @@
+// Which nodes a router admits and how it shares work among them: scripted nodes, simulated time.
+#include <gtest/gtest.h>
+
+#include "tests/sim/router_sim.h"
+
+namespace tandem::router::sim {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr auto kPrefill = control::ROLE_PREFILL;
+constexpr auto kDecode = control::ROLE_DECODE;
+
+TEST(Nodes, AMismatchIsRefusedInPlainWords) {  // failures.md 17, 26
+  Pair c;
+  FakeNode other(c, kDecode, "decode-1");
+  other.hello.mutable_compatibility()->set_kv_block_tokens(32);
+  const control::Welcome welcome = other.connect();
+  EXPECT_FALSE(welcome.admitted());
+  EXPECT_NE(welcome.reason().find("KV block size is 32 on decode-1 but 16 on"), std::string::npos)
+      << welcome.reason();
+  FakeNode failed(c, kDecode, "decode-2");
+  failed.hello.set_self_test_passed(false);
+  EXPECT_FALSE(failed.connect().admitted());
+  EXPECT_EQ(c.dispatcher->snapshot()->nodes.size(), 2U);
+}
+
+TEST(Nodes, ASecondHolderOfANameWaitsUntilTheFirstIsQuiet) {
+  Pair c;
+  FakeNode twin(c, kDecode, "decode-0");
+  EXPECT_FALSE(twin.connect().admitted());
+  c.decode.crash(true);
+  c.run(seconds(2));
+  EXPECT_TRUE(twin.connect().admitted());
+  EXPECT_EQ(c.dispatcher->snapshot()->nodes.size(), 2U);
+}
+
+TEST(Nodes, ADrainingNodeFinishesAndGetsNothingNew) {
+  Cluster c(1);
+  FakeNode& a = c.add(kDecode, "a");
+  const uint64_t first = c.submit(40, 30);
+  c.run(milliseconds(100));
+  a.draining = true;
+  a.heartbeat();
+  c.run(milliseconds(5));
+  EXPECT_FALSE(c.dispatcher->snapshot()->ready);
+  FakeNode& b = c.add(kDecode, "b");
+  const uint64_t second = c.submit(40, 10);
+  c.settle(seconds(5));
+  c.expect_right_answer(first);
+  c.expect_right_answer(second);
+  EXPECT_EQ(a.count(control::ToNode::kGenerate), 1);
+  EXPECT_EQ(b.count(control::ToNode::kGenerate), 1);
+}
+
+TEST(Nodes, RepeatedPrefixesGoWhereTheyAre) {
+  Cluster c(1);
+  for (const char* id : {"p0", "p1", "p2"}) c.add(kPrefill, id);
+  c.add(kDecode, "d0");
+  TaskSpec spec;
+  spec.prompt.assign(256, 3);
+  spec.max_new_tokens = 1;
+  for (int i = 0; i < 9; ++i) {
+    c.submit(spec);
+    c.settle(seconds(2));
+  }
+  int used = 0;
+  for (const char* id : {"p0", "p1", "p2"})
+    used += c.find(id)->count(control::ToNode::kPrefill) > 0 ? 1 : 0;
+  EXPECT_EQ(used, 1);
+}
+
+// Answers that the decode node was given, with KV from a prefill node or without.
+int tasks(Cluster& c, const char* id) {
+  return c.find(id)->count(control::ToNode::kReserve) +
+         c.find(id)->count(control::ToNode::kGenerate);
+}
+
+// Prompts that share nothing, `count` at once.
+void submit_many(Cluster& c, int count, uint32_t first) {
+  for (int i = 0; i < count; ++i) {
+    TaskSpec spec;
+    spec.prompt.assign(100, static_cast<TokenId>(first + static_cast<uint32_t>(i)));
+    spec.max_new_tokens = 40;
+    c.submit(spec);
+  }
+}
+
+TEST(Nodes, OneThatHasAnsweredDoesNotDrawEverything) {
+  Cluster c(1);
+  c.add(kPrefill, "p0");
+  c.add(kDecode, "d0");
+  c.add(kDecode, "d1");
+  submit_many(c, 1, 1);  // whoever takes it is known to be quicker than the guess for the other
+  c.settle(seconds(5));
+  submit_many(c, 8, 10);
+  c.settle(seconds(5));
+  EXPECT_GE(tasks(c, "d0"), 3);
+  EXPECT_GE(tasks(c, "d1"), 3);
+}
+
+TEST(Nodes, ASlowOneIsFoundOutAndTriedAgain) {
+  Cluster c(1);
+  c.add(kPrefill, "p0");
+  c.add(kDecode, "quick").options.step_time = milliseconds(5);
+  FakeNode& slow = c.add(kDecode, "slow");
+  slow.options.step_time = milliseconds(100);
+  for (uint32_t i = 0; i < 12; ++i) {  // both are learnt
+    submit_many(c, 2, 10 + 10 * i);
+    c.settle(seconds(10));
+  }
+  const int learnt = tasks(c, "slow");
+  for (uint32_t i = 0; i < 10; ++i) {
+    submit_many(c, 2, 200 + 10 * i);
+    c.settle(seconds(10));
+  }
+  EXPECT_LE(tasks(c, "slow"), learnt + 4);
+  slow.options.step_time = milliseconds(5);  // whatever slowed it has passed
+  const int before = tasks(c, "slow");
+  for (uint32_t i = 0; i < 60; ++i) {
+    submit_many(c, 2, 400 + 10 * i);
+    c.settle(seconds(10));
+    c.run(seconds(5));
+  }
+  EXPECT_GE(tasks(c, "slow"), before + 10);
+}
+
+}  // namespace
+}  // namespace tandem::router::sim
