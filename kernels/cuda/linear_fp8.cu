@@ -1,6 +1,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
 
+#include "kernels/cuda/epilogue.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear_fp8.h"
 #include "kernels/cuda/rows.cuh"
@@ -40,14 +41,7 @@ __global__ void __launch_bounds__(kThreads) linear_fp8_plain_kernel(Task task) {
                value_of(task.x[row * task.in + i]), sum);
   float y = warp_sum(sum) * task.weight_scales[output] * task.x_scales[row];
   if (task.bias != nullptr) y += __bfloat162float(task.bias[output]);
-  if (lane != 0) return;
-  const int64_t at = row * task.out + output;
-  if constexpr (kEpilogue == SmallEpilogue::kStore)
-    static_cast<__nv_bfloat16*>(task.result)[at] = __float2bfloat16_rn(y);
-  else if constexpr (kEpilogue == SmallEpilogue::kAdd)
-    static_cast<float*>(task.result)[at] += y;
-  else
-    static_cast<float*>(task.result)[at] = y;
+  if (lane == 0) store_output<kEpilogue>(task.result, row * task.out + output, y);
 }
 
 using Kernel = void (*)(Task);

@@ -1,5 +1,6 @@
 #include <cuda_bf16.h>
 
+#include "kernels/cuda/epilogue.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear_small.h"
 #include "kernels/cuda/rows.cuh"
@@ -43,14 +44,7 @@ __global__ void __launch_bounds__(kWarps * 32) linear_plain_kernel(Task task) {
   } else {
     if (output >= task.out) return;
     const float y = dot(output);
-    if (lane != 0) return;
-    const int64_t at = row * task.out + output;
-    if constexpr (kEpilogue == SmallEpilogue::kStore)
-      static_cast<__nv_bfloat16*>(task.result)[at] = __float2bfloat16_rn(y);
-    else if constexpr (kEpilogue == SmallEpilogue::kAdd)
-      static_cast<float*>(task.result)[at] += y;
-    else
-      static_cast<float*>(task.result)[at] = y;
+    if (lane == 0) store_output<kEpilogue>(task.result, row * task.out + output, y);
   }
 }
 
