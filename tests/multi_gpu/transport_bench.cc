@@ -271,6 +271,30 @@ struct Pair {
   uint64_t last = 0;
 };
 
+// Milliseconds that the current device takes for what `enqueue` puts into a stream: the median of
+// kRepeats after one that does not count.
+template <typename Enqueue>
+float median_ms(Enqueue&& enqueue) {
+  cudaStream_t stream = nullptr;
+  cudaEvent_t start = nullptr;
+  cudaEvent_t stop = nullptr;
+  must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  must(cudaEventCreate(&start), "event");
+  must(cudaEventCreate(&stop), "event");
+  std::vector<float> times;
+  for (int i = 0; i <= kRepeats; ++i) {
+    must(cudaEventRecord(start, stream), "record");
+    enqueue(stream);
+    must(cudaEventRecord(stop, stream), "record");
+    must(cudaEventSynchronize(stop), "wait");
+    float ms = 0;
+    must(cudaEventElapsedTime(&ms, start, stop), "time");
+    if (i > 0) times.push_back(ms);
+  }
+  std::ranges::sort(times);
+  return times[kRepeats / 2];
+}
+
 // GB/s of copies of `size` enqueued one after the other, the destination's GPU pulling.
 double plain_copy(int from, int to, size_t size, size_t total) {
   void* a = nullptr;
@@ -283,30 +307,16 @@ double plain_copy(int from, int to, size_t size, size_t total) {
   if (from != to) (void)cudaDeviceEnablePeerAccess(from, 0);
   (void)cudaGetLastError();
   must(cudaMalloc(&b, total), "cudaMalloc");
-  cudaStream_t stream = nullptr;
-  cudaEvent_t start = nullptr;
-  cudaEvent_t stop = nullptr;
-  must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
-  must(cudaEventCreate(&start), "event");
-  must(cudaEventCreate(&stop), "event");
-  std::vector<float> times;
-  for (int i = 0; i <= kRepeats; ++i) {
-    must(cudaEventRecord(start, stream), "record");
+  const float ms = median_ms([&](cudaStream_t stream) {
     for (size_t at = 0; at < total; at += size) {
       must(cudaMemcpyAsync(static_cast<char*>(b) + at, static_cast<char*>(a) + at, size,
                            cudaMemcpyDefault, stream),
            "copy");
     }
-    must(cudaEventRecord(stop, stream), "record");
-    must(cudaEventSynchronize(stop), "wait");
-    float ms = 0;
-    must(cudaEventElapsedTime(&ms, start, stop), "time");
-    if (i > 0) times.push_back(ms);
-  }
-  std::ranges::sort(times);
+  });
   must(cudaFree(a), "free");
   must(cudaFree(b), "free");
-  return static_cast<double>(total) / times[kRepeats / 2] / 1e6;
+  return static_cast<double>(total) / ms / 1e6;
 }
 
 // GB/s of the copy kernel alone, without offers or answers: checking pages where they lie (what a
@@ -333,15 +343,7 @@ double kernel_alone(int from, int to, uint32_t blocks, Alone way) {
   must(cudaMalloc(&b, kTotal), "cudaMalloc");
   must(cudaSetDevice(at_work), "cudaSetDevice");
   must(cudaMallocHost(&sums, kTotal / kPage * sizeof(uint64_t)), "cudaMallocHost");
-  cudaStream_t stream = nullptr;
-  cudaEvent_t start = nullptr;
-  cudaEvent_t stop = nullptr;
-  must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
-  must(cudaEventCreate(&start), "event");
-  must(cudaEventCreate(&stop), "event");
-  std::vector<float> times;
-  for (int i = 0; i <= kRepeats; ++i) {
-    must(cudaEventRecord(start, stream), "record");
+  const float ms = median_ms([&](cudaStream_t stream) {
     for (size_t first = 0; first < kTotal / kPage; first += kPieces) {
       cuda::PageCopy task;
       task.bytes = kPage;
@@ -354,17 +356,11 @@ double kernel_alone(int from, int to, uint32_t blocks, Alone way) {
       }
       must(cuda::page_copy(task, blocks, stream), "page_copy");
     }
-    must(cudaEventRecord(stop, stream), "record");
-    must(cudaEventSynchronize(stop), "wait");
-    float ms = 0;
-    must(cudaEventElapsedTime(&ms, start, stop), "time");
-    if (i > 0) times.push_back(ms);
-  }
-  std::ranges::sort(times);
+  });
   must(cudaFree(a), "free");
   must(cudaFree(b), "free");
   must(cudaFreeHost(sums), "free");
-  return static_cast<double>(kTotal) / times[kRepeats / 2] / 1e6;
+  return static_cast<double>(kTotal) / ms / 1e6;
 }
 
 void report_kernel(int from, int to) {
