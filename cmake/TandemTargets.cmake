@@ -50,7 +50,8 @@ function(tandem_test name)
   cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;DEPS" ${ARGN})
   tandem_cuda_objects(${name} ARG_SOURCES)
   add_executable(${name} ${ARG_SOURCES})
-  set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)
+  # Files of tests repeat each other's helpers by name.
+  set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX UNITY_BUILD OFF)
   target_link_libraries(${name} PRIVATE tandem_warnings ${ARG_DEPS} GTest::gmock GTest::gtest_main)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/tests")
   target_compile_definitions(${name} PRIVATE TANDEM_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data"

@@ -12,9 +12,6 @@ using std::chrono::milliseconds;
 using std::chrono::minutes;
 using std::chrono::seconds;
 
-constexpr auto kPrefill = control::ROLE_PREFILL;
-constexpr auto kDecode = control::ROLE_DECODE;
-
 TEST(Dispatch, HandsOverAndStreams) {
   Pair c;
   const uint64_t id = c.submit(100, 20);

@@ -9,9 +9,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr auto kPrefill = control::ROLE_PREFILL;
-constexpr auto kDecode = control::ROLE_DECODE;
-
 TEST(Nodes, AMismatchIsRefusedInPlainWords) {  // failures.md 17, 26
   Pair c;
   FakeNode other(c, kDecode, "decode-1");

@@ -18,6 +18,9 @@
 
 namespace tandem::router::sim {
 
+inline constexpr auto kPrefill = control::ROLE_PREFILL;
+inline constexpr auto kDecode = control::ROLE_DECODE;
+
 // What the model would say: the token at an absolute position depends on seed and position alone,
 // as the counter-based sampler promises, so any node continues any answer.
 [[nodiscard]] TokenId token_at(uint64_t seed, size_t position);
