@@ -31,22 +31,3 @@ foreach(library IN LISTS installed_modules)
     file(RPATH_REMOVE FILE "${library}")
   endif()
 endforeach()
-
-# The licence of everything that travels along, where the distribution says what it is.
-find_program(dpkg_query dpkg-query)
-if(dpkg_query)
-  foreach(library IN LISTS libraries)
-    file(REAL_PATH "${library}" real)
-    execute_process(COMMAND "${dpkg_query}" -S "${real}" OUTPUT_VARIABLE owner RESULT_VARIABLE code ERROR_QUIET)
-    if(NOT code EQUAL 0)
-      # Merged /usr: the package may list the file under the other spelling.
-      string(REGEX REPLACE "^/usr/" "/" other "${real}")
-      execute_process(COMMAND "${dpkg_query}" -S "${other}" OUTPUT_VARIABLE owner RESULT_VARIABLE code ERROR_QUIET)
-    endif()
-    string(REGEX REPLACE "[:,].*" "" package "${owner}")
-    if(code EQUAL 0 AND EXISTS "/usr/share/doc/${package}/copyright")
-      file(INSTALL DESTINATION "${CMAKE_INSTALL_PREFIX}/share/licenses/${package}" TYPE FILE
-           FILES "/usr/share/doc/${package}/copyright")
-    endif()
-  endforeach()
-endif()

@@ -76,6 +76,30 @@ def test_it_serves_from_its_own_cluster_file(bundle, tmp_path):
         subprocess.run([tandem, "down", "--run-dir", run_dir], env=environment, timeout=600)
 
 
+def locked_crates():
+    """Name and version of every crate in the lock file but our own."""
+    lock = (harness.ROOT / "common/text/rust/Cargo.lock").read_text()
+    return re.findall(r'^name = "(.+)"\nversion = "(.+)"\nsource = ', lock, re.M)
+
+
 def test_licences_travel_along(bundle):
+    licences = bundle / "share/licenses"
     assert (bundle / "LICENSE").exists() and (bundle / "models/README.md").exists()
-    assert list((bundle / "share/licenses").glob("*/copyright"))
+    # A shared library's package, and what is compiled in from headers.
+    for package in ["libyaml-cpp*", "libboost*-dev", "libcli11-dev", "libexpected-dev"]:
+        assert list(licences.glob(f"{package}/copyright")), package
+    listed = dict(line.split(": ", 1)[0].rsplit(" ", 1) for line in (licences / "rust/crates.txt").read_text().splitlines())
+    for name in ["tokenizers", "minijinja", "onig_sys", "serde_json"]:
+        versions = [version for crate, version in locked_crates() if crate == name]
+        assert versions == [listed[name]]
+        assert [p for p in (licences / f"rust/{name}-{versions[0]}").rglob("*") if p.is_file()], name
+    assert (licences / f"rust/onig_sys-{listed['onig_sys']}/oniguruma/COPYING").exists(), "C code that a crate brings along"
+
+
+def test_every_link_of_its_pages_leads_somewhere(bundle):
+    pages = [p for p in bundle.rglob("*.md") if "share/licenses" not in str(p)]
+    assert bundle / "README.md" in pages and bundle / "docs/operations.md" in pages
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+            if not target.startswith(("http:", "https:", "mailto:")):
+                assert (page.parent / target).exists(), f"{page.relative_to(bundle)} names {target}"
