@@ -3,12 +3,17 @@
 #include <boost/asio/ip/v6_only.hpp>
 
 #include "common/config/units.h"
+#include "common/net/can_listen.h"
 
 namespace tandem {
+namespace {
 
-Result<boost::asio::ip::tcp::acceptor> listen_on(boost::asio::io_context& context,
-                                                 const std::string& host, uint16_t port) {
-  using boost::asio::ip::tcp;
+using boost::asio::ip::tcp;
+
+enum class Go : uint8_t { kBind, kListen };
+
+Result<tcp::acceptor> open_acceptor(boost::asio::io_context& context, const std::string& host,
+                                    uint16_t port, Go go) {
   boost::system::error_code error;
   const std::string where = format_host_port(host, port);
   auto address = boost::asio::ip::make_address(host, error);
@@ -33,7 +38,7 @@ Result<boost::asio::ip::tcp::acceptor> listen_on(boost::asio::io_context& contex
     step([&] { acceptor.set_option(boost::asio::ip::v6_only(false), error); });
   }
   step([&] { acceptor.bind(endpoint, error); });
-  step([&] { acceptor.listen(kBacklog, error); });
+  if (go == Go::kListen) step([&] { acceptor.listen(kBacklog, error); });
   if (error == boost::asio::error::address_in_use) {
     return fail(ErrorCode::kIo, "cannot listen on " + where +
                                     ": another process does; stop it or choose another port");
@@ -44,6 +49,19 @@ Result<boost::asio::ip::tcp::acceptor> listen_on(boost::asio::io_context& contex
                 "cannot listen on " + where + ": " + error.message());
   }
   return acceptor;
+}
+
+}  // namespace
+
+Result<tcp::acceptor> listen_on(boost::asio::io_context& context, const std::string& host,
+                                uint16_t port) {
+  return open_acceptor(context, host, port, Go::kListen);
+}
+
+Status can_listen(const std::string& host, uint16_t port) {
+  boost::asio::io_context context;
+  const auto acceptor = open_acceptor(context, host, port, Go::kBind);
+  return acceptor ? Status() : fail(acceptor.error());
 }
 
 }  // namespace tandem

@@ -36,11 +36,12 @@ ALLOWED = {
     "kernels": BASE + ["common/kv"],
     "common/engine": BASE + LEVEL1 + LEVEL2 + CUDA + ["kernels"],
     "common/node": NODE,
+    "common/preflight": NODE,
     "prefill_node": NODE,
     "decode_node": NODE,
     # Never engine, kernels or CUDA: the router runs on machines without accelerators.
     "router": BASE + LEVEL1 + LEVEL2,
-    "tools": NODE + ["kernels"],
+    "tools": NODE + ["common/preflight", "kernels"],
 }
 SOURCE_SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
 MAX_LINES = 620  # "about 600"

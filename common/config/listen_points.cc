@@ -1,0 +1,27 @@
+#include "common/config/listen_points.h"
+
+namespace tandem {
+
+std::vector<ListenPoint> listen_points(const ClusterConfig& config) {
+  std::vector<ListenPoint> points;
+  if (config.router.enabled) {
+    points.push_back({"router.http", config.router.http.host, config.router.http.port});
+    points.push_back({"router.control", config.router.control.host, config.router.control.port});
+  }
+  const auto add = [&](const char* role, size_t index, const NodeSettings& node) {
+    points.push_back({std::string(role) + "[" + std::to_string(index) + "].metrics",
+                      node.metrics.host, node.metrics.port});
+  };
+  for (size_t i = 0; i < config.prefill.size(); ++i) add("prefill", i, config.prefill[i]);
+  for (size_t i = 0; i < config.decode.size(); ++i) add("decode", i, config.decode[i]);
+  return points;
+}
+
+bool collide(const ListenPoint& a, const ListenPoint& b) {
+  const auto everywhere = [](const ListenPoint& p) {
+    return p.host == "0.0.0.0" || p.host == "::";
+  };
+  return a.port != 0 && a.port == b.port && (a.host == b.host || everywhere(a) || everywhere(b));
+}
+
+}  // namespace tandem
