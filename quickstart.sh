@@ -17,7 +17,7 @@ while [ $# -gt 0 ]; do
     --keep) keep=1 ;;
     --model) need "$@"; model=$2; shift ;;
     --ask) need "$@"; question=$2; shift ;;
-    -h | --help) sed -n '2,8p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    -h | --help) sed -nE '2,/^([^#]|$)/s/^# ?//p' "$0"; exit 0 ;;
     *) echo "quickstart.sh: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
   shift

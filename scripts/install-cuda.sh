@@ -19,7 +19,7 @@ for argument in "$@"; do
     --ucx) parts+=(ucx) ;;
     --tools) parts+=(tools) ;;
     --check) check=1 ;;
-    -h | --help) sed -n '2,13p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    -h | --help) sed -nE '2,/^([^#]|$)/s/^# ?//p' "$0"; exit 0 ;;
     *) echo "install-cuda.sh: unknown option $argument (see --help)" >&2; exit 2 ;;
   esac
 done

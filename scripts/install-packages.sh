@@ -14,7 +14,7 @@ for argument in "$@"; do
   case "$argument" in
     --tests) tests=1 ;;
     --check) check=1 ;;
-    -h | --help) sed -n '2,8p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    -h | --help) sed -nE '2,/^([^#]|$)/s/^# ?//p' "$0"; exit 0 ;;
     *) echo "install-packages.sh: unknown option $argument (see --help)" >&2; exit 2 ;;
   esac
 done

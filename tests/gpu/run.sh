@@ -24,7 +24,7 @@ while [ $# -gt 0 ]; do
     --sanitize) sanitize=1 ;;
     --no-bench) bench=0 ;;
     --filter) need "$@"; filter=$2; shift ;;
-    -h | --help) sed -n '2,15p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    -h | --help) sed -nE '2,/^([^#]|$)/s/^# ?//p' "$0"; exit 0 ;;
     *) echo "run.sh: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
   shift

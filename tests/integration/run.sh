@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # Runs the integration suite against the programs in TANDEM_TEST_BIN (default: build/release/bin).
-# Python packages come from requirements.txt (hashed) and are kept in .cache; arguments go to pytest.
+# Python packages come from requirements.txt (hashed) and are kept in .cache.
+#
+# usage: tests/integration/run.sh [ARGUMENT OF PYTEST ...], such as `-k chat` or tests/integration/test_cli.py
 set -euo pipefail
+case "${1:-}" in -h | --help) sed -nE '2,/^([^#]|$)/s/^# ?//p' "$0"; exit 0 ;; esac
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 root="$(cd "$here/../.." && pwd)"
 export TANDEM_TEST_BIN="${TANDEM_TEST_BIN:-$root/build/release/bin}"

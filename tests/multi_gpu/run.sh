@@ -26,7 +26,7 @@ while [ $# -gt 0 ]; do
     --cpu) cpu=1 ;;
     --only) need "$@"; only=$2; shift ;;
     --within) need "$@"; within=$2; shift ;;
-    -h | --help) sed -n '2,/^set /p' "$0" | sed -n '/^#/p' | sed 's/^# \{0,1\}//'; exit 0 ;;
+    -h | --help) sed -nE '2,/^([^#]|$)/s/^# ?//p' "$0"; exit 0 ;;
     *) echo "run.sh: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
   shift
