@@ -412,7 +412,7 @@ void describe(SchemaVisitor& v, CpuTailSettings& c) {
 }
 
 void describe(SchemaVisitor& v, GpuSettings& c) {
-  v.texts({.key = "libraries",
+  v.paths({.key = "libraries",
            .doc = "Folders with NVIDIA's libraries (cuBLASLt, NCCL), searched before rpath, "
                   "LD_LIBRARY_PATH and the system.",
            .example = "[/opt/nvidia/cu13/lib]"},

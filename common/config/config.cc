@@ -85,11 +85,11 @@ Error problems_error(const std::vector<Problem>& problems) {
   return make_error(ErrorCode::kConfig, std::move(detail), problems.front().key);
 }
 
-Result<ClusterConfig> read(std::string_view text, std::string_view source, std::string_view folder,
-                           const Environment& environment, bool look_at_disk) {
+Result<ClusterFile> read(std::string_view text, std::string_view source, std::string_view folder,
+                         const Environment& environment, bool look_at_disk) {
   TANDEM_ASSIGN(const YamlNode root, parse_yaml(text, source));
-  ClusterConfig config;
   KeyCollector collector;
+  ClusterConfig config;
   describe(collector, config);
   config = ClusterConfig{};
   ConfigReader reader(root, source, folder, environment, collector.keys);
@@ -106,7 +106,7 @@ Result<ClusterConfig> read(std::string_view text, std::string_view source, std::
     if (look_at_disk) validate_paths(config, report);
   }
   if (!problems.empty()) return fail(problems_error(problems));
-  return config;
+  return ClusterFile{std::move(config), std::string(source), reader.origins()};
 }
 
 std::vector<std::string> lines_of(const std::string& text) {
@@ -124,17 +124,33 @@ std::vector<std::string> lines_of(const std::string& text) {
 
 }  // namespace
 
-Result<ClusterConfig> load_cluster_config(const std::string& path, const Environment& environment) {
+std::string ClusterFile::origin(std::string_view key) const {
+  while (!key.empty()) {
+    const auto it = origins.find(key);
+    if (it != origins.end() && !it->second.empty()) return it->second;
+    const size_t parent = key.find_last_of(".[");
+    key = key.substr(0, parent == std::string_view::npos ? 0 : parent);
+  }
+  return path;
+}
+
+Result<ClusterFile> load_cluster_file(const std::string& path, const Environment& environment) {
   TANDEM_ASSIGN(const std::string text, read_text(path, kMaxYamlBytes));
   std::error_code error;
   std::filesystem::path folder = std::filesystem::absolute(path, error).parent_path();
   return read(text, path, folder.string(), environment, true);
 }
 
+Result<ClusterConfig> load_cluster_config(const std::string& path, const Environment& environment) {
+  TANDEM_ASSIGN(ClusterFile file, load_cluster_file(path, environment));
+  return std::move(file.config);
+}
+
 Result<ClusterConfig> parse_cluster_config(std::string_view text, std::string_view source,
                                            std::string_view folder,
                                            const Environment& environment) {
-  return read(text, source, folder, environment, false);
+  TANDEM_ASSIGN(ClusterFile file, read(text, source, folder, environment, false));
+  return std::move(file.config);
 }
 
 Result<std::vector<std::string>> load_api_keys(const HttpSettings& http) {

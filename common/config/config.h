@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,18 @@ namespace tandem {
 // variables against the working directory.
 [[nodiscard]] Result<ClusterConfig> load_cluster_config(const std::string& path,
                                                         const Environment& environment);
+
+// A cluster file with where its values come from, for who judges them further.
+struct ClusterFile {
+  ClusterConfig config;
+  std::string path;
+  std::map<std::string, std::string, std::less<>> origins;  // of the keys that are set
+  // "cluster.yaml:12" or "environment variable TANDEM_…": of the key, of what it stands in where
+  // it has its default, or of the whole file.
+  [[nodiscard]] std::string origin(std::string_view key) const;
+};
+[[nodiscard]] Result<ClusterFile> load_cluster_file(const std::string& path,
+                                                    const Environment& environment);
 
 // The same for text that has been read already, without looking at the disk. `source` names it in
 // messages; `folder` is what relative paths are resolved against.

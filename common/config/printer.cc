@@ -28,6 +28,12 @@ std::string quote(std::string_view text) {
   return out + "\"";
 }
 
+std::string quote_all(const std::vector<std::string>& values) {
+  std::string spelling = "[";
+  for (const auto& value : values) spelling += (spelling.size() > 1 ? ", " : "") + quote(value);
+  return spelling + "]";
+}
+
 std::string spell(double value) {
   char buffer[32];
   const auto [end, error] = std::to_chars(buffer, buffer + sizeof buffer, value);
@@ -116,9 +122,11 @@ void SpellingVisitor::size(const FieldInfo& info, ByteSize& value, Bounds<ByteSi
 }
 
 void SpellingVisitor::texts(const FieldInfo& info, std::vector<std::string>& values) {
-  std::string spelling = "[";
-  for (const auto& value : values) spelling += (spelling.size() > 1 ? ", " : "") + quote(value);
-  leaf(info, spelling + "]", "list of text", "");
+  leaf(info, quote_all(values), "list of text", "");
+}
+
+void SpellingVisitor::paths(const FieldInfo& info, std::vector<std::string>& values) {
+  leaf(info, quote_all(values), "list of paths", "");
 }
 
 void SpellingVisitor::integers(const FieldInfo& info, std::vector<uint32_t>& values,

@@ -17,6 +17,7 @@ class SpellingVisitor : public SchemaVisitor {
   void duration(const FieldInfo& info, Duration& value, Bounds<Duration> bounds) final;
   void size(const FieldInfo& info, ByteSize& value, Bounds<ByteSize> bounds) final;
   void texts(const FieldInfo& info, std::vector<std::string>& values) final;
+  void paths(const FieldInfo& info, std::vector<std::string>& values) final;
   void integers(const FieldInfo& info, std::vector<uint32_t>& values,
                 Bounds<uint64_t> bounds) final;
 

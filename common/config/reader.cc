@@ -226,13 +226,15 @@ void ConfigReader::take_text(const FieldInfo& info, std::string& value, bool is_
     report(raw.origin, key, "must not be empty; give a value such as " + std::string(info.example));
     return;
   }
-  value = raw.text;
-  if (is_path && !value.empty() && !raw.from_environment && !folder_.empty()) {
-    const std::filesystem::path path(value);
-    if (path.is_relative()) {
-      value = (std::filesystem::path(folder_) / path).lexically_normal().string();
-    }
-  }
+  value = is_path ? resolved(raw) : raw.text;
+}
+
+// A path as it is to be used: those in the file count from its folder.
+std::string ConfigReader::resolved(const Raw& raw) const {
+  const std::filesystem::path path(raw.text);
+  if (raw.text.empty() || raw.from_environment || folder_.empty() || !path.is_relative())
+    return raw.text;
+  return (std::filesystem::path(folder_) / path).lexically_normal().string();
 }
 
 void ConfigReader::text(const FieldInfo& info, std::string& value) {
@@ -332,7 +334,8 @@ void ConfigReader::visit_choice(const FieldInfo& info, size_t& index,
   });
 }
 
-void ConfigReader::texts(const FieldInfo& info, std::vector<std::string>& values) {
+void ConfigReader::take_texts(const FieldInfo& info, std::vector<std::string>& values,
+                              bool are_paths) {
   std::vector<Raw> raws;
   if (!take_scalars(info, raws)) return;
   values.clear();
@@ -343,8 +346,16 @@ void ConfigReader::texts(const FieldInfo& info, std::vector<std::string>& values
           "holds an entry that is empty or has line breaks, control characters or invalid UTF-8");
       return;
     }
-    values.push_back(raw.text);
+    values.push_back(are_paths ? resolved(raw) : raw.text);
   }
+}
+
+void ConfigReader::texts(const FieldInfo& info, std::vector<std::string>& values) {
+  take_texts(info, values, false);
+}
+
+void ConfigReader::paths(const FieldInfo& info, std::vector<std::string>& values) {
+  take_texts(info, values, true);
 }
 
 void ConfigReader::integers(const FieldInfo& info, std::vector<uint32_t>& values,

@@ -32,6 +32,9 @@ class ConfigReader final : public SchemaVisitor {
   void finish();
 
   [[nodiscard]] const std::vector<Problem>& problems() const { return problems_; }
+  [[nodiscard]] const std::map<std::string, std::string, std::less<>>& origins() const {
+    return origins_;
+  }
   // Where the value of `key` came from.
   [[nodiscard]] std::string origin(const std::string& key) const;
 
@@ -42,6 +45,7 @@ class ConfigReader final : public SchemaVisitor {
   void duration(const FieldInfo& info, Duration& value, Bounds<Duration> bounds) override;
   void size(const FieldInfo& info, ByteSize& value, Bounds<ByteSize> bounds) override;
   void texts(const FieldInfo& info, std::vector<std::string>& values) override;
+  void paths(const FieldInfo& info, std::vector<std::string>& values) override;
   void integers(const FieldInfo& info, std::vector<uint32_t>& values,
                 Bounds<uint64_t> bounds) override;
 
@@ -77,6 +81,8 @@ class ConfigReader final : public SchemaVisitor {
   bool take_scalar(const FieldInfo& info, Raw& raw);
   bool take_scalars(const FieldInfo& info, std::vector<Raw>& raws);
   void take_text(const FieldInfo& info, std::string& value, bool is_path);
+  void take_texts(const FieldInfo& info, std::vector<std::string>& values, bool are_paths);
+  [[nodiscard]] std::string resolved(const Raw& raw) const;
   template <typename T, typename Parse>
   void take_plain(const FieldInfo& info, T& value, Parse parse);
   void report(std::string origin, std::string key, std::string what);

@@ -51,6 +51,7 @@ class SchemaVisitor {
   virtual void duration(const FieldInfo& info, Duration& value, Bounds<Duration> bounds) = 0;
   virtual void size(const FieldInfo& info, ByteSize& value, Bounds<ByteSize> bounds) = 0;
   virtual void texts(const FieldInfo& info, std::vector<std::string>& values) = 0;
+  virtual void paths(const FieldInfo& info, std::vector<std::string>& values) = 0;
   virtual void integers(const FieldInfo& info, std::vector<uint32_t>& values,
                         Bounds<uint64_t> bounds) = 0;
 

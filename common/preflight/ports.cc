@@ -1,6 +1,8 @@
 #include "common/preflight/ports.h"
 
+#include <span>
 #include <string>
+#include <vector>
 
 #include "common/config/environment.h"
 #include "common/config/listen_points.h"
@@ -8,10 +10,25 @@
 
 namespace tandem::preflight {
 
+namespace {
+
+Status check_point(const ListenPoint& point, std::span<const ListenPoint> before) {
+  for (const ListenPoint& other : before) {
+    if (collide(other, point)) {
+      return fail(ErrorCode::kIo, other.section + ".port is the same; give each its own");
+    }
+  }
+  return can_listen(point.host, point.port);
+}
+
+}  // namespace
+
 Findings busy_ports(const ClusterConfig& config) {
   Findings findings;
-  for (const ListenPoint& point : listen_points(config)) {
-    const Status free = can_listen(point.host, point.port);
+  const std::vector<ListenPoint> points = listen_points(config);
+  for (size_t i = 0; i < points.size(); ++i) {
+    const ListenPoint& point = points[i];
+    const Status free = check_point(point, std::span(points).first(i));
     if (free) continue;
     const bool host = free.error().code == ErrorCode::kConfig;
     const std::string key = point.section + (host ? ".host" : ".port");

@@ -337,6 +337,27 @@ TEST_F(ConfigFiles, RelativePathsCountFromTheFile) {
   EXPECT_EQ(config->model.path, (folder_ / "model").string());
 }
 
+TEST_F(ConfigFiles, FoldersOfLibrariesCountFromTheFile) {
+  const std::string model = "model: {path: .}\ngpu: {libraries: [lib, /opt/lib]}\n";
+  const auto config = load_cluster_config(write("c.yaml", model), {});
+  ASSERT_TRUE(config) << config.error().detail;
+  EXPECT_THAT(config->gpu.libraries, ElementsAre((folder_ / "lib").string(), "/opt/lib"));
+  const auto variable =
+      load_cluster_config(write("c.yaml", model), {{"TANDEM_GPU_LIBRARIES", "x"}});
+  EXPECT_THAT(variable->gpu.libraries, ElementsAre("x"));
+}
+
+TEST_F(ConfigFiles, EveryKeyHasAnOrigin) {
+  const std::string path = write("c.yaml", "model: {path: .}\ndecode:\n- name: d\n  threads: 3\n");
+  const auto file = load_cluster_file(path, {{"TANDEM_LOG_LEVEL", "debug"}});
+  ASSERT_TRUE(file) << file.error().detail;
+  EXPECT_EQ(file->config.decode[0].threads, 3U);
+  EXPECT_EQ(file->origin("decode[0].threads"), path + ":4");
+  EXPECT_EQ(file->origin("decode[0].cpus"), path + ":3");  // what it stands in
+  EXPECT_EQ(file->origin("log.level"), "environment variable TANDEM_LOG_LEVEL");
+  EXPECT_EQ(file->origin("kv.memory"), path);
+}
+
 TEST_F(ConfigFiles, MissingFilesAndModelsAreNamedWithTheirKey) {
   EXPECT_THAT(load_cluster_config((folder_ / "no.yaml").string(), {}).error().detail,
               HasSubstr("no.yaml: there is no such file"));

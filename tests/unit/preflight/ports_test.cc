@@ -14,16 +14,19 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-// Another process that listens on a port of the loopback interface.
+// A port of the loopback interface that another process listens on, or that nobody else gets
+// meanwhile.
 class Squatter {
  public:
-  Squatter() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  explicit Squatter(bool listens = true) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     auto* raw = reinterpret_cast<sockaddr*>(&address);
+    const int yes = 1;
+    EXPECT_EQ(::setsockopt(fd_.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes), 0);
     EXPECT_EQ(::bind(fd_.get(), raw, sizeof address), 0);
-    EXPECT_EQ(::listen(fd_.get(), 1), 0);
+    if (listens) EXPECT_EQ(::listen(fd_.get(), 1), 0);
     socklen_t size = sizeof address;
     EXPECT_EQ(::getsockname(fd_.get(), raw, &size), 0);
     port_ = ntohs(address.sin_port);
@@ -69,6 +72,22 @@ TEST(BusyPorts, ARouterElsewhereListensNowhereHere) {
   ClusterConfig config = anywhere();
   config.router.control.port = taken.port();  // the one that nodes dial
   config.router.enabled = false;
+  EXPECT_THAT(busy_ports(config), IsEmpty());
+}
+
+TEST(BusyPorts, OnePortTwiceInAFileIsTheSecondOnesFault) {
+  ClusterConfig config = anywhere();
+  const Squatter reserved(/*listens=*/false);
+  const uint16_t free = reserved.port();
+  config.prefill[0].metrics.port = config.decode[0].metrics.port = free;
+  Findings found = busy_ports(config);
+  ASSERT_THAT(found, SizeIs(1));
+  EXPECT_EQ(found[0].key, "decode[0].metrics.port");
+  EXPECT_EQ(found[0].value, std::to_string(free));
+  EXPECT_THAT(found[0].reason, HasSubstr("prefill[0].metrics.port is the same"));
+  config.decode[0].metrics.host = "0.0.0.0";
+  EXPECT_THAT(busy_ports(config), SizeIs(1));
+  config.decode[0].metrics.host = "127.0.0.2";
   EXPECT_THAT(busy_ports(config), IsEmpty());
 }
 
