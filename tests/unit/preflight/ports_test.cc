@@ -26,7 +26,7 @@ class Squatter {
     const int yes = 1;
     EXPECT_EQ(::setsockopt(fd_.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes), 0);
     EXPECT_EQ(::bind(fd_.get(), raw, sizeof address), 0);
-    if (listens) EXPECT_EQ(::listen(fd_.get(), 1), 0);
+    EXPECT_TRUE(!listens || ::listen(fd_.get(), 1) == 0);
     socklen_t size = sizeof address;
     EXPECT_EQ(::getsockname(fd_.get(), raw, &size), 0);
     port_ = ntohs(address.sin_port);
