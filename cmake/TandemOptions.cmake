@@ -32,6 +32,9 @@ if(TANDEM_FUZZ)
   add_compile_options(-fsanitize=fuzzer-no-link)
 endif()
 
+# Assembly of the text crates says nothing about the stack, which the linker takes for the wish to execute code on it.
+add_link_options(-Wl,-z,noexecstack)
+
 # See TANDEM_UNITY_LIBRARIES in TandemTargets.cmake.
 if(CMAKE_UNITY_BUILD)
   add_compile_options(-Wno-subobject-linkage)  # a type local to a file, used in a class that is private to that file as well

@@ -45,6 +45,13 @@ def test_only_glibc_comes_from_the_system(program, bundle):
             assert path.startswith(str(bundle)) or str(bundle) in path, f"{base} comes from {path}"
 
 
+@pytest.mark.parametrize("program", ["tandem", "tandem-router", "tandem-prefill", "tandem-decode"])
+def test_no_code_runs_on_the_stack(program, bundle):
+    headers = subprocess.run(["readelf", "-lW", str(bundle / "bin" / program)], capture_output=True, text=True, check=True).stdout
+    stack, = [line.split() for line in headers.splitlines() if "GNU_STACK" in line]
+    assert stack[-2] == "RW", headers
+
+
 def test_it_generates(bundle):
     run = subprocess.run([str(bundle / "bin/tandem"), "generate", str(bundle / "models/chat-6m"), "--prompt", "I would like", "--max-tokens",
                           "8", "--json"], capture_output=True, text=True, env=clean_environment(), cwd="/")
