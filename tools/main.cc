@@ -33,7 +33,7 @@ int run(int argc, char** argv) {
   tandem::cli::add_generate(app, context);
   tandem::cli::add_tokenize(app, context);
   tandem::cli::add_eval(app, context);
-  tandem::bench::add_bench_command(app);
+  tandem::bench::add_bench_command(app, environment);
   try {
     app.parse(argc, argv);
   } catch (const CLI::RuntimeError& error) {  // a command that has said what went wrong

@@ -1,7 +1,10 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <cmath>
+#include <cstdint>
+#include <limits>
 #include <string>
 
 namespace tandem {
@@ -18,6 +21,24 @@ inline CLI::Validator between(double least, double most) {
                        : "'" + text + "' is no number from " + range;
           },
           "FLOAT:" + range, "BETWEEN"};
+}
+
+// Checks the whole number of a flag. Without it CLI takes "-1" for the largest one and "010" for 8.
+inline CLI::Validator whole(uint64_t least, uint64_t most = std::numeric_limits<uint64_t>::max()) {
+  const std::string range = most == std::numeric_limits<uint64_t>::max()
+                                ? std::to_string(least) + " on"
+                                : std::to_string(least) + " to " + std::to_string(most);
+  return {[least, most, range](std::string& text) {
+            uint64_t value = 0;
+            const char* const end = text.data() + text.size();
+            const auto [last, error] = std::from_chars(text.data(), end, value);
+            const bool number =
+                error == std::errc() && last == end && (text.size() == 1 || !text.starts_with('0'));
+            return number && value >= least && value <= most
+                       ? std::string()
+                       : "'" + text + "' is no whole number from " + range;
+          },
+          "UINT:" + range, "WHOLE"};
 }
 
 }  // namespace tandem

@@ -105,6 +105,30 @@ struct Connection {
   bool used = false;  // has carried a whole exchange before
 };
 
+// Leaves the coroutines of a call with more than an error code says.
+struct CallFailed {
+  Error error;
+};
+
+[[noreturn]] void handshake_failed(const Target& target, SSL* tls, const error_code& error) {
+  const std::string place = target.authority() + ": ";
+  const bool refused =
+      error.category() == asio::error::get_ssl_category() &&
+      ERR_GET_REASON(static_cast<unsigned long>(error.value())) == SSL_R_CERTIFICATE_VERIFY_FAILED;
+  if (refused) {
+    const long why = SSL_get_verify_result(tls);
+    throw CallFailed{make_error(ErrorCode::kUnauthenticated,
+                                place + "the server's certificate is not trusted: " +
+                                    (why == X509_V_OK || why == X509_V_ERR_APPLICATION_VERIFICATION
+                                         ? "it is not for " + target.host
+                                         : std::string(X509_verify_cert_error_string(why))))};
+  }
+  if (error == beast::error::timeout) throw boost::system::system_error(error);
+  throw CallFailed{make_error(
+      ErrorCode::kTransport,
+      place + "no TLS connection: " + error.message() + "; a server without TLS wants http://")};
+}
+
 enum class Attempt : uint8_t { kDone, kStale };  // kStale: a reused connection was closed already
 
 class PooledClient final : public AsyncHttpClient {
@@ -160,6 +184,8 @@ class PooledClient final : public AsyncHttpClient {
     try {
       Attempt attempt = Attempt::kStale;
       while (attempt == Attempt::kStale) attempt = co_await exchange(*state, call, events);
+    } catch (const CallFailed& failed) {
+      outcome = fail(failed.error);
     } catch (const boost::system::system_error& error) {
       outcome = fail(error.code() == beast::error::timeout ? ErrorCode::kDeadlineExceeded
                                                            : ErrorCode::kTransport,
@@ -178,8 +204,10 @@ class PooledClient final : public AsyncHttpClient {
     connection->tcp().socket().set_option(tcp::no_delay(true));
     if (connection->secure) {
       SSL_set_tlsext_host_name(connection->secure->native_handle(), state.target.host.c_str());
-      co_await connection->secure->async_handshake(asio::ssl::stream_base::client,
-                                                   asio::use_awaitable);
+      error_code error;
+      co_await connection->secure->async_handshake(
+          asio::ssl::stream_base::client, asio::redirect_error(asio::use_awaitable, error));
+      if (error) handshake_failed(state.target, connection->secure->native_handle(), error);
     }
     co_return connection;
   }
@@ -242,7 +270,12 @@ class PooledClient final : public AsyncHttpClient {
       const bool gone = error == http::error::end_of_stream || error == asio::error::eof ||
                         error == asio::error::connection_reset || error == asio::error::broken_pipe;
       if (connection.used && gone) co_return Attempt::kStale;
-      throw boost::system::system_error(error);
+      if (!gone) throw boost::system::system_error(error);
+      throw CallFailed{
+          make_error(ErrorCode::kTransport,
+                     state.target.authority() + ": the server closed the connection unanswered (" +
+                         error.message() + ")" +
+                         (state.target.tls ? "" : "; a server with TLS wants https://"))};
     }
     report_head(*parser, state, events);
     co_await read_body(stream, connection, state, *parser, events);

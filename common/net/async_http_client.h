@@ -32,7 +32,9 @@ struct HttpCall {
 struct HttpCallEvents {
   std::function<void(int status, const HttpHeaders& headers)> on_head;
   std::function<void(std::string_view bytes)> on_data;
-  std::function<void(Status outcome)> on_end;  // success: the whole body came, whatever its status
+  // Success: the whole body came, whatever its status. kUnauthenticated: the server's certificate
+  // is not trusted.
+  std::function<void(Status outcome)> on_end;
 };
 
 // Sends many requests to one server at once over HTTP/1.1 and hands their bodies on as they come.

@@ -11,6 +11,7 @@ import harness
 from harness import SLOWDOWN, wait_until
 
 KEY = "sk-test-1234"
+COMMANDS = (["status"], ["chat", "--ask", "Hi"], ["bench", "serve", "--requests", 1])
 
 
 def test_api_keys(start):
@@ -30,7 +31,9 @@ def test_api_keys(start):
     with pytest.raises(openai.AuthenticationError):
         client.models.list()
     assert openai.OpenAI(base_url=cluster.url + "/v1", api_key=KEY).models.list().data
-    assert harness.tandem("status", "--run-dir", cluster.run_dir, check=False).returncode == 1
+    for command in COMMANDS:
+        refused = harness.tandem(*command, "--url", cluster.url, check=False)
+        assert refused.returncode == 1 and "no API key was given" in refused.stderr and "--api-key" in refused.stderr
     assert "prefill-0" in harness.tandem("status", "--run-dir", cluster.run_dir, "--api-key", KEY).stdout
     chat = harness.tandem("chat", "--run-dir", cluster.run_dir, "--ask", "Hello there", "--max-tokens", 4, "--stats",
                           env=harness.environment(TANDEM_API_KEY=KEY))
@@ -76,7 +79,13 @@ def test_tls(start, certificate):
     stream = cluster.stream("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 20, "ignore_eos": True})
     assert len(list(stream.events())) > 3 and stream.done
     assert "prefill-0" in harness.tandem("status", "--run-dir", cluster.run_dir, "--insecure").stdout
-    assert harness.tandem("status", "--run-dir", cluster.run_dir, check=False).returncode == 1  # not a certificate we trust
+    for command in COMMANDS:
+        refused = harness.tandem(*command, "--url", cluster.url, check=False)
+        assert refused.returncode == 1 and "--insecure" in refused.stderr and "self-signed" in refused.stderr
+        refused = harness.tandem(*command, "--url", cluster.url.replace("https", "http"), check=False)
+        assert refused.returncode == 1 and "https://" in refused.stderr
+    trusting = harness.environment(SSL_CERT_FILE=cert)
+    assert "prefill-0" in harness.tandem("status", "--run-dir", cluster.run_dir, env=trusting).stdout
 
 
 def test_a_wrong_certificate_is_named(tmp_path):

@@ -47,11 +47,11 @@ def cluster_config(options, model, prefill, decode, fallback):
         "prefill": nodes(dealt_prefill), "decode": nodes(dealt_decode)}
 
 
-def replay(options, cluster, time_scale):
+def replay(options, cluster, time_scale, seed):
     words = ["bench", "serve", "--url", cluster.url, "--trace", options.trace, "--requests", options.requests,
              "--time-scale", time_scale, "--length-scale", options.length_scale, "--max-prompt-tokens", options.max_prompt,
              "--max-output-tokens", options.max_output, "--slo-ttft-ms", options.slo_ttft_ms, "--slo-itl-ms", options.slo_itl_ms,
-             "--json"]
+             "--seed", seed, "--json"]
     return json.loads(harness.tandem(*words, timeout=options.replay_timeout).stdout)
 
 
@@ -73,10 +73,10 @@ def measure(options, folder, model, name, prefill, decode, fallback):
         harness.tandem("bench", "serve", "--url", cluster.url, "--requests", 4 * (prefill + decode), "--concurrency",
                        2 * (prefill + decode), "--prompt-tokens", 64, "--output-tokens", 4, "--json", timeout=120)
         rows = []
-        for time_scale in options.time_scale:
+        for seed, time_scale in enumerate(options.time_scale):  # new prompts each time, the same for every topology
             before = ways(cluster)
             status = cluster.status()["transfers"]
-            report = replay(options, cluster, time_scale)
+            report = replay(options, cluster, time_scale, seed)
             after, moved = ways(cluster), cluster.status()["transfers"]
             rows.append(row_of(options, name, prefill, fallback, time_scale, report))
             rows[-1]["dispatch"] = {k: v - before.get(k, 0) for k, v in after.items() if v != before.get(k, 0)}

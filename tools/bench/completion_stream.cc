@@ -73,7 +73,7 @@ bool CompletionStream::event(std::string_view data) {
     prompt_tokens_ = count(usage->get_object(), "prompt_tokens");
     output_tokens_ = count(usage->get_object(), "completion_tokens");
     const json::value* details = usage->get_object().if_contains("prompt_tokens_details");
-    if (details && details->is_object())
+    if (details && details->is_object() && details->get_object().contains("cached_tokens"))
       cached_tokens_ = count(details->get_object(), "cached_tokens");
   }
   const json::value* choices = object.if_contains("choices");

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -21,7 +22,8 @@ class CompletionStream {
   [[nodiscard]] const std::string& error() const { return error_; }  // the server's error event
   [[nodiscard]] uint32_t prompt_tokens() const { return prompt_tokens_; }
   [[nodiscard]] uint32_t output_tokens() const { return output_tokens_; }
-  [[nodiscard]] uint32_t cached_tokens() const { return cached_tokens_; }
+  // Of the prompt, from a prefix cache; empty: the server does not tell.
+  [[nodiscard]] std::optional<uint32_t> cached_tokens() const { return cached_tokens_; }
 
  private:
   bool event(std::string_view data);  // true: carried text
@@ -31,7 +33,7 @@ class CompletionStream {
   std::string error_;
   uint32_t prompt_tokens_ = 0;
   uint32_t output_tokens_ = 0;
-  uint32_t cached_tokens_ = 0;
+  std::optional<uint32_t> cached_tokens_;
   bool done_ = false;
 };
 

@@ -5,10 +5,12 @@
 #include <iostream>
 #include <memory>
 
+#include "common/base/exit.h"
 #include "common/engine/cuda/bench/device_bench.h"
 #include "common/engine/cuda/bench/step_bench.h"
 #include "common/engine/cuda/bench/transfer_bench.h"
 #include "tools/bench/device_report.h"
+#include "tools/number_flag.h"
 
 namespace tandem::bench {
 namespace {
@@ -26,18 +28,16 @@ struct StepFlags {
 };
 
 [[noreturn]] void stop(const char* command, const Error& error) {
-  std::cerr << "tandem bench " << command << ": " << error.to_string() << "\n";
-  throw CLI::RuntimeError(error.code == ErrorCode::kInvalidArgument ? 2 : 1);
+  throw CLI::RuntimeError(report_exit(std::string("tandem bench ") + command, error));
 }
 
 // Prints rows as they come, or all of them as one object at the end.
 class Printer {
  public:
-  explicit Printer(bool json) : json_(json) {
-    if (!json_) std::cout << device_table_header() << std::flush;
-  }
+  explicit Printer(bool json) : json_(json) {}
   [[nodiscard]] RowSink sink() {
     return [this](const DeviceRow& row) {
+      if (!json_ && rows_.empty()) std::cout << device_table_header();
       if (!json_) std::cout << device_table_line(row) << std::flush;
       rows_.push_back(row);
     };
@@ -77,6 +77,7 @@ struct TransferFlags {
   TransferBenchOptions options;
   std::string from = "0";
   std::string to = "0";
+  std::vector<std::string> transports;  // empty: default_transports()
   bool json = false;
   std::vector<std::string> receive;  // transport, device, MiB, UCX_TLS, folders …: the other end
 };
@@ -112,6 +113,9 @@ void transfer(TransferFlags& flags) {
     stop("transfer",
          make_error(ErrorCode::kInvalidArgument, "either both ends or none lie on cpu"));
   }
+  flags.options.transports = flags.transports.empty()
+                                 ? default_transports(flags.options.from, flags.options.to)
+                                 : flags.transports;
   Printer printer(flags.json);
   const auto ceilings = bench_transfers(
       flags.options, {"/proc/self/exe", "bench", "transfer", "--receive"}, printer.sink());
@@ -128,12 +132,14 @@ void add_transfer_command(CLI::App& bench) {
   command->add_option("--from", flags->from, "Card of this process, or cpu");
   command->add_option("--to", flags->to,
                       "Card of the other process, which may be the same; or cpu");
-  command->add_option("--transport", o.transports,
-                      "cuda_ipc, nccl, ucx; may be repeated. Host memory travels over ucx only");
+  command
+      ->add_option("--transport", flags->transports,
+                   "cuda_ipc, nccl, ucx; may be repeated. Default: cuda_ipc between cards, ucx for "
+                   "host memory, which nothing else moves")
+      ->check(CLI::IsMember({"cuda_ipc", "nccl", "ucx"}));
   command->add_option("--ucx-tls", o.ucx_tls, "Transports UCX may use, as in UCX_TLS");
   command->add_option("--perftest", o.perftest, "UCX's own benchmark, run beside ucx; empty: none");
-  command->add_option("--largest", o.largest_mib, "Largest message in MiB")
-      ->check(CLI::Range(1, 16384));
+  command->add_option("--largest", o.largest_mib, "Largest message in MiB")->check(whole(1, 16384));
   command->add_option("--libraries", o.libraries, "Folders searched for NCCL first");
   command->add_flag("--json", flags->json, "Print one JSON object");
   command->add_option("--receive", flags->receive, "The other end, started by this command")
@@ -146,19 +152,18 @@ void add_step_command(CLI::App& bench) {
       "step", "Measure whole steps of the CUDA engine: decoding at several batches, prefill");
   auto flags = std::make_shared<StepFlags>();
   StepBenchOptions& o = flags->options;
-  command->add_option("--device", o.card.device, "Index of the card")
-      ->check(CLI::NonNegativeNumber);
+  command->add_option("--device", o.card.device, "Index of the card")->check(whole(0, 1023));
   command->add_option(
       "--model", o.model,
       "Folder with a config.json; its weights are made up. Default: Qwen2-7B's shape");
   command->add_option("--layers", o.layers, "Fewer layers than Qwen2-7B's 28, to load faster")
-      ->check(CLI::Range(1, 28));
+      ->check(whole(1, 28));
   command->add_option("--batch", o.batches, "Sequences that decode together; may be repeated")
-      ->check(CLI::Range(1, 1024));
+      ->check(whole(1, 1024));
   command->add_option("--context", o.context, "Tokens of each decoding sequence")
-      ->check(CLI::Range(1, 1 << 20));
+      ->check(whole(1, 1 << 20));
   command->add_option("--prompt", o.prompts, "Prompt lengths to prefill; may be repeated")
-      ->check(CLI::Range(1, 1 << 20));
+      ->check(whole(1, 1 << 20));
   command->add_flag("--profile", o.profile,
                     "Instead: time, bytes, GB/s and share of each stage of a step");
   command->add_option("--kv", flags->format, "KV format: bf16, fp8_e4m3, int8, k8v4, int4");
@@ -173,6 +178,10 @@ void add_step_command(CLI::App& bench) {
 
 }  // namespace
 
+std::vector<std::string> default_transports(int from, int to) {
+  return {from < 0 && to < 0 ? "ucx" : "cuda_ipc"};
+}
+
 void add_device_commands(CLI::App& bench) {
   add_step_command(bench);
   add_transfer_command(bench);
@@ -180,7 +189,7 @@ void add_device_commands(CLI::App& bench) {
       "kernels", "Measure each CUDA kernel at the shapes of Qwen2-7B against the card's ceilings");
   auto flags = std::make_shared<KernelFlags>();
   command->add_option("--device", flags->options.device, "Index of the card")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole(0, 1023));
   command->add_option("--only", flags->options.only,
                       "Only groups whose name contains this: linear, attention, kv, sampling");
   command->add_option(

@@ -5,6 +5,8 @@
 #include <boost/json.hpp>
 #include <cmath>
 
+#include "tools/number_text.h"
+
 namespace tandem::bench {
 namespace {
 
@@ -36,8 +38,8 @@ std::string device_table_line(const DeviceRow& row) {
   const bool has_ratio = row.ratio > 0 && (compared || row.target > 0);
   std::string line = fmt::format(
       "{:<36} {:<30} {:>10} {:>16} {:>10} {:<16} {:>6} {:>6}  {}", row.what, row.shape,
-      time_text(row.seconds), row.rate > 0 ? fmt::format("{:.1f} {}", row.rate, row.unit) : "",
-      compared ? fmt::format("{:.0f}", row.ceiling) : "", compared ? row.against : "",
+      time_text(row.seconds), row.rate > 0 ? three_figures(row.rate) + " " + row.unit : "",
+      compared ? three_figures(row.ceiling) : "", compared ? row.against : "",
       has_ratio ? fmt::format("{:.3f}", row.ratio) : "",
       row.target > 0 ? fmt::format("{:.2f}", row.target) : "", verdict(row));
   if (!row.note.empty()) line += "  " + row.note;

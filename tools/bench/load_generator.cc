@@ -120,7 +120,9 @@ class Load {
   }
 
   [[nodiscard]] Report report_of() const {
-    return summarize(observations_, to_seconds(last_end_ - start_), options_.slo);
+    Report report = summarize(observations_, to_seconds(last_end_ - start_), options_.slo);
+    report.seed = options_.seed;
+    return report;
   }
 
  private:
@@ -204,9 +206,9 @@ class Load {
     seen.output_tokens = open.stream.output_tokens();
     seen.cached_tokens = open.stream.cached_tokens();
     if (!outcome) {
-      seen.error = outcome.error().to_string();
+      seen.error = outcome.error().detail;
     } else if (open.status != 200) {
-      seen.error = fmt::format("http {}", open.status);
+      seen.error = fmt::format("http {}: {}", open.status, client::server_message(open.error_body));
     } else if (!open.stream.error().empty()) {
       seen.error = "error event: " + open.stream.error();
     } else if (!open.stream.done()) {

@@ -12,7 +12,7 @@
 namespace tandem::bench {
 
 struct LoadOptions {
-  std::string url;  // of the server, e.g. http://127.0.0.1:8000
+  std::string url;  // of the server, e.g. http://127.0.0.1:8000; see client::server_root()
   std::string api_key;
   std::string model;  // empty: the first that /v1/models lists
   // 0: open loop, every request is sent when it is due. N: closed loop, the next request is sent as

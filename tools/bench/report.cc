@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 namespace tandem::bench {
 namespace {
@@ -43,9 +44,43 @@ double per_second(double amount, double seconds) {
   return seconds > 0 ? amount / seconds : std::numeric_limits<double>::quiet_NaN();
 }
 
-double share(size_t part, size_t whole) {
+double share(uint64_t part, uint64_t whole) {
   return whole ? static_cast<double>(part) / static_cast<double>(whole)
                : std::numeric_limits<double>::quiet_NaN();
+}
+
+// `digits` after the point; "-" for what was not measured.
+std::string figure(double v, int digits) {
+  return std::isfinite(v) ? fmt::format("{:.{}f}", v, digits) : "-";
+}
+
+// Messages may hold numbers of single requests; a thousand of them tell no more than a few.
+std::string error_lines(const std::map<std::string, size_t>& errors) {
+  constexpr size_t kShown = 5;
+  std::vector<std::pair<std::string, size_t>> sorted(errors.begin(), errors.end());
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const auto& a, const auto& b) { return a.second > b.second; });
+  std::string text = sorted.empty() ? "" : "errors\n";
+  size_t rest = 0;
+  for (size_t i = 0; i < sorted.size(); ++i) {
+    if (i < kShown) {
+      text += fmt::format("  {} x {}\n", sorted[i].second, sorted[i].first);
+    } else {
+      rest += sorted[i].second;
+    }
+  }
+  if (rest != 0) {
+    text += fmt::format("  {} x {} other messages; --json lists them all\n", rest,
+                        sorted.size() - kShown);
+  }
+  return text;
+}
+
+std::string cached_text(const Report& r) {
+  if (!r.cached_tokens) return "";
+  const double part = share(*r.cached_tokens, r.prompt_tokens);
+  return fmt::format(" ({} of them, {} %, from the prefix cache)", *r.cached_tokens,
+                     figure(100 * part, 1));
 }
 
 }  // namespace
@@ -85,7 +120,9 @@ Report summarize(const std::vector<Observation>& observations, double seconds, c
     ++report.completed;
     report.prompt_tokens += o.prompt_tokens;
     report.output_tokens += o.output_tokens;
-    report.cached_tokens += o.cached_tokens;
+    if (o.cached_tokens) {
+      report.cached_tokens = report.cached_tokens.value_or(0) + *o.cached_tokens;
+    }
     if (o.output_tokens > 0) ttft.push_back(o.ttft);
     gaps.insert(gaps.end(), o.gaps.begin(), o.gaps.end());
     e2e.push_back(o.e2e);
@@ -104,9 +141,10 @@ std::string to_json(const Report& r) {
   const boost::json::object out = {
       {"requests", {{"sent", r.sent}, {"completed", r.completed}, {"failed", r.failed}}},
       {"errors", errors},
+      {"seed", r.seed},
       {"duration_seconds", r.seconds},
       {"prompt_tokens", r.prompt_tokens},
-      {"cached_tokens", r.cached_tokens},
+      {"cached_tokens", r.cached_tokens ? boost::json::value(*r.cached_tokens) : nullptr},
       {"output_tokens", r.output_tokens},
       {"requests_per_second", number(per_second(static_cast<double>(r.completed), r.seconds))},
       {"output_tokens_per_second",
@@ -126,27 +164,28 @@ std::string to_json(const Report& r) {
 
 std::string to_table(const Report& r) {
   std::string text = fmt::format(
-      "{} requests in {:.1f} s: {} completed, {} failed; {} prompt tokens ({} cached), {} output "
-      "tokens "
-      "({:.1f}/s)\n",
-      r.sent, r.seconds, r.completed, r.failed, r.prompt_tokens, r.cached_tokens, r.output_tokens,
-      per_second(static_cast<double>(r.output_tokens), r.seconds));
+      "{} requests in {:.1f} s: {} completed, {} failed\n"
+      "{} prompt tokens{}, {} output tokens ({}/s)\n",
+      r.sent, r.seconds, r.completed, r.failed, r.prompt_tokens, cached_text(r), r.output_tokens,
+      figure(per_second(static_cast<double>(r.output_tokens), r.seconds), 1));
   text += fmt::format("{:<10}{:>12}{:>12}{:>12}{:>12}\n", "ms", "mean", "p50", "p90", "p99");
   const auto row = [&text](const char* name, const Quantiles& q) {
-    text += fmt::format("{:<10}{:>12.2f}{:>12.2f}{:>12.2f}{:>12.2f}\n", name, q.mean * 1e3,
-                        q.p50 * 1e3, q.p90 * 1e3, q.p99 * 1e3);
+    text += fmt::format("{:<10}", name);
+    for (const double seconds : {q.mean, q.p50, q.p90, q.p99})
+      text += fmt::format("{:>12}", figure(seconds * 1e3, 2));
+    text += '\n';
   };
   row("TTFT", r.ttft);
   row("ITL", r.itl);
   row("E2E", r.e2e);
   row("lateness", r.lateness);
   text += fmt::format(
-      "goodput {:.2f} requests/s, {:.1f} % of requests within TTFT {:.0f} ms and mean ITL {:.0f} "
-      "ms\n",
-      per_second(static_cast<double>(r.within_slo), r.seconds), 100 * share(r.within_slo, r.sent),
-      r.slo.ttft_seconds * 1e3, r.slo.itl_seconds * 1e3);
-  for (const auto& [kind, count] : r.errors) text += fmt::format("  {} x {}\n", count, kind);
-  return text;
+      "goodput {} requests/s, {} % of requests within TTFT {:.0f} ms and mean ITL {:.0f} ms\n",
+      figure(per_second(static_cast<double>(r.within_slo), r.seconds), 2),
+      figure(100 * share(r.within_slo, r.sent), 1), r.slo.ttft_seconds * 1e3,
+      r.slo.itl_seconds * 1e3);
+  text += fmt::format("seed {0}; --seed {0} sends the same prompts again\n", r.seed);
+  return text + error_lines(r.errors);
 }
 
 }  // namespace tandem::bench

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <boost/json.hpp>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <random>
@@ -136,7 +137,9 @@ Result<std::vector<TraceRequest>> parse_trace(std::string_view text, const std::
 
 Result<std::vector<TraceRequest>> read_trace(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) return fail(ErrorCode::kIo, "cannot read trace file " + path, "--trace");
+  std::error_code error;
+  if (!file || std::filesystem::is_directory(path, error))
+    return fail(ErrorCode::kIo, "cannot read the trace " + path);
   std::stringstream text;
   text << file.rdbuf();
   return parse_trace(text.str(), path);

@@ -12,8 +12,8 @@
 #include "common/base/utf8.h"
 #include "tools/bench/completion_stream.h"
 #include "tools/cli/command.h"
-#include "tools/cli/server_flags.h"
 #include "tools/cli/status_text.h"
+#include "tools/client/server_flags.h"
 #include "tools/number_flag.h"
 
 namespace tandem::cli {
@@ -22,7 +22,7 @@ namespace {
 namespace json = boost::json;
 
 struct ChatFlags {
-  ServerFlags server;
+  client::ServerFlags server;
   std::string model, system, ask;
   uint32_t max_tokens = 512;
   double temperature = -1;  // below 0: the server's own
@@ -83,12 +83,9 @@ Result<Answer> ask(client::HttpFetcher& fetcher, const ChatFlags& flags, const s
         if (answer.ttft == 0) answer.ttft = answer.last;
       },
       [] { return interrupted != 0; });
-  std::printf("\n");
+  if (!answer.text.empty()) std::printf("\n");
   if (!result) return fail(std::move(result).error());
-  if (result->status != 200) {
-    return fail(ErrorCode::kUnavailable, "the server answered " + std::to_string(result->status) +
-                                             ": " + result->body.substr(0, 500));
-  }
+  if (result->status != 200) return fail(client::refusal("/v1/chat/completions", *result));
   if (!stream.error().empty()) return fail(ErrorCode::kUnavailable, stream.error());
   if (!stream.done())
     return fail(ErrorCode::kUnavailable, "the answer ended without [DONE]: it is not whole");
@@ -148,7 +145,8 @@ Status one_turn(client::HttpFetcher& fetcher, const ChatFlags& flags, const std:
 }
 
 Status chat(const ChatFlags& flags, const CommandContext& context) {
-  TANDEM_ASSIGN(client::FetchOptions options, resolve_server(flags.server, context.environment));
+  TANDEM_ASSIGN(client::FetchOptions options,
+                client::resolve_server(flags.server, context.environment));
   options.timeout = std::chrono::seconds(300);
   TANDEM_ASSIGN(auto fetcher, client::HttpFetcher::create(options));
   std::string model = flags.model;
@@ -194,12 +192,12 @@ Status chat(const ChatFlags& flags, const CommandContext& context) {
 void add_chat(CLI::App& app, CommandContext& context) {
   auto flags = std::make_shared<ChatFlags>();
   CLI::App* command = app.add_subcommand("chat", "talk to a running cluster");
-  add_server_flags(*command, flags->server);
+  client::add_server_flags(*command, flags->server);
   command->add_option("--model", flags->model, "default: the first that the server lists");
   command->add_option("--system", flags->system, "system message");
   command->add_option("--ask", flags->ask, "one question instead of a conversation");
   command->add_option("--max-tokens", flags->max_tokens, "longest answer; default 512")
-      ->check(CLI::Range(1, 1 << 24));
+      ->check(whole(1, 1 << 24));
   command->add_option("--temperature", flags->temperature)->check(between(0, 2));
   command->add_flag("--stats", flags->stats, "print latencies and KV sizes after each answer");
   command->callback(

@@ -37,7 +37,12 @@ void add_doctor(CLI::App& app, CommandContext& context);
 // or the configuration is wrong, 1 for everything else.
 void run(CommandContext& context, std::string_view name, const std::function<Status()>& command);
 
-// Files that commands read whole. kNotFound or kIo with path and reason; `limit` in bytes.
+// An error about the file or folder that an argument names: that it is not there or cannot be
+// opened makes the argument wrong.
+[[nodiscard]] Error about_argument(Error error, std::string argument);
+
+// Files that commands read whole. kInvalidArgument with path and reason for those that cannot be
+// opened; `limit` in bytes.
 [[nodiscard]] Result<std::string> read_text_file(const std::string& path, size_t limit = 64u << 20);
 
 }  // namespace tandem::cli

@@ -10,6 +10,7 @@
 #include "tools/cli/json_output.h"
 #include "tools/cli/model_flags.h"
 #include "tools/cli/prompt_input.h"
+#include "tools/number_flag.h"
 
 namespace tandem::cli {
 namespace {
@@ -92,8 +93,7 @@ void print(const EvalFlags& flags, const Totals& totals, double perplexity, doub
 }
 
 Status eval(EvalFlags flags, const Clock& clock) {
-  TANDEM_ASSIGN(auto checkpoint, local::open_checkpoint(flags.model));
-  print_warnings(*checkpoint);
+  TANDEM_ASSIGN(auto checkpoint, open_model(flags.model));
   const model::ModelConfig config = checkpoint->config();
   flags.context = std::min(flags.context, config.max_positions);
   TANDEM_ASSIGN(const text::TextModel text, cli::load_text(*checkpoint, clock));
@@ -135,11 +135,11 @@ void add_eval(CLI::App& app, CommandContext& context) {
   add_model_flags(*command, flags->model);
   command->add_option("--data", flags->data, "JSON lines, each {\"messages\": [...]}")->required();
   command->add_option("--limit", flags->limit, "use the first N conversations; 0: all")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole(0));
   command
       ->add_option("--context", flags->context,
                    "cut conversations to this many tokens; default 1024")
-      ->check(CLI::Range(2, 1 << 24));
+      ->check(whole(2, 1 << 24));
   command->add_flag("--json", flags->json, "print one JSON object");
   command->callback(
       [flags, &context] { run(context, "eval", [&] { return eval(*flags, context.clock); }); });

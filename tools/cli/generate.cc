@@ -14,6 +14,7 @@
 #include "tools/cli/prompt_input.h"
 #include "tools/local/safetensors_writer.h"
 #include "tools/number_flag.h"
+#include "tools/number_text.h"
 
 namespace tandem::cli {
 namespace {
@@ -120,17 +121,16 @@ void print_profile(const engine::StepProfile& profile) {
                "MB", "GB/s", "share");
   for (const auto& s : stages) {
     const double seconds = std::max(s.seconds, 1e-9);
-    std::fprintf(stderr, "%-24s %9llu %11.1f %10.2f %10.1f %8.0f %6.1f%%\n", s.name.c_str(),
+    std::fprintf(stderr, "%-24s %9llu %11.1f %10.2f %10.1f %8s %6.1f%%\n", s.name.c_str(),
                  static_cast<unsigned long long>(s.calls),
                  s.seconds * 1e6 / static_cast<double>(std::max<uint64_t>(s.calls, 1)),
-                 s.seconds * 1e3, s.bytes * 1e-6, s.bytes * 1e-9 / seconds,
+                 s.seconds * 1e3, s.bytes * 1e-6, three_figures(s.bytes * 1e-9 / seconds).c_str(),
                  100 * s.seconds / std::max(profile.seconds(), 1e-9));
   }
 }
 
 Status generate(const GenerateFlags& flags, const Clock& clock) {
-  TANDEM_ASSIGN(auto checkpoint, local::open_checkpoint(flags.model));
-  print_warnings(*checkpoint);
+  TANDEM_ASSIGN(auto checkpoint, open_model(flags.model));
   const model::ModelConfig config = checkpoint->config();
   auto text = cli::load_text(*checkpoint, clock);
   const bool needs_text = flags.prompt || flags.chat;
@@ -167,8 +167,10 @@ Status generate(const GenerateFlags& flags, const Clock& clock) {
   };
   std::optional<local::MatrixWriter> writer;
   if (!flags.logits.empty()) {
-    TANDEM_ASSIGN(writer, local::MatrixWriter::create(flags.logits, "logits", prompt.ids.size(),
-                                                      config.vocab));
+    auto created =
+        local::MatrixWriter::create(flags.logits, "logits", prompt.ids.size(), config.vocab);
+    if (!created) return fail(about_argument(std::move(created).error(), "--logits"));
+    writer = std::move(*created);
     job.on_logits = [&](uint32_t, std::span<const float> rows) { return writer->append(rows); };
   }
   TANDEM_ASSIGN(const local::GenerateOutcome outcome, model->generate(job));
@@ -198,14 +200,14 @@ void add_sampling_flags(CLI::App& command, engine::SamplingParams& sampling) {
   command
       .add_option("--temperature", sampling.temperature, "0: always the likeliest token (default)")
       ->check(between(0, 100));
-  command.add_option("--top-k", sampling.top_k, "0: off")->check(CLI::NonNegativeNumber);
+  command.add_option("--top-k", sampling.top_k, "0: off")->check(whole(0, INT32_MAX));
   command.add_option("--top-p", sampling.top_p)->check(between(0, 1));
   command.add_option("--min-p", sampling.min_p)->check(between(0, 1));
   command.add_option("--repetition-penalty", sampling.repetition_penalty, "over prompt and answer")
       ->check(between(0.01, 100));
   command.add_option("--presence-penalty", sampling.presence_penalty)->check(between(-2, 2));
   command.add_option("--frequency-penalty", sampling.frequency_penalty)->check(between(-2, 2));
-  command.add_option("--seed", sampling.seed, "equal seeds draw equal tokens");
+  command.add_option("--seed", sampling.seed, "equal seeds draw equal tokens")->check(whole(0));
 }
 
 }  // namespace
@@ -222,7 +224,7 @@ void add_generate(CLI::App& app, CommandContext& context) {
   input->add_option("--ids-file", flags->ids_file, "file of token ids, apart by spaces or commas");
   input->require_option(1);
   command->add_option("--max-tokens", flags->max_tokens, "longest answer; default 128")
-      ->check(CLI::Range(1, 1 << 24));
+      ->check(whole(1, 1 << 24));
   command->add_flag("--ignore-eos", flags->ignore_eos, "go on after end tokens");
   add_sampling_flags(*command, flags->sampling);
   command->add_option(

@@ -5,6 +5,8 @@
 #include <filesystem>
 
 #include "common/model/text.h"
+#include "tools/cli/command.h"
+#include "tools/number_flag.h"
 
 namespace tandem::cli {
 
@@ -20,7 +22,7 @@ void add_model_flags(CLI::App& command, local::LocalOptions& options) {
                   "format of the KV cache: f32, bf16, fp8_e4m3, int8, k8v4, int4, or auto")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "fp8_e4m3", "int8", "k8v4", "int4"}));
   command.add_option("--threads", options.threads, "compute threads; 0: one per CPU")
-      ->check(CLI::Range(0, 4096));
+      ->check(whole(0, 4096));
   command
       .add_option("--isa", options.isa,
                   "CPU kernels: reference, avx2, avx512, avx512bf16; default: the best here")
@@ -37,10 +39,13 @@ void add_model_flags(CLI::App& command, local::LocalOptions& options) {
       ->check(CLI::IsMember({"auto", "dummy"}));
 }
 
-void print_warnings(const model::Checkpoint& checkpoint) {
-  for (const std::string& warning : checkpoint.warnings()) {
+Result<std::unique_ptr<model::Checkpoint>> open_model(const local::LocalOptions& options) {
+  auto checkpoint = local::open_checkpoint(options);
+  if (!checkpoint) return fail(about_argument(std::move(checkpoint).error(), "MODEL"));
+  for (const std::string& warning : (*checkpoint)->warnings()) {
     std::fprintf(stderr, "warning: %s\n", warning.c_str());
   }
+  return checkpoint;
 }
 
 namespace {
@@ -62,10 +67,13 @@ Result<text::TextModel> load_text(const model::Checkpoint& checkpoint, const Clo
 Result<text::TextModel> load_text_of(const std::string& model, const Clock& clock) {
   std::error_code error;
   if (std::filesystem::exists(std::filesystem::path(model) / "tokenizer.json", error)) {
-    return with_warnings(text::load_from_folder(model, clock));
+    auto text = with_warnings(text::load_from_folder(model, clock));
+    if (!text) return fail(about_argument(std::move(text).error(), "MODEL"));
+    return text;
   }
-  TANDEM_ASSIGN(const auto checkpoint, model::Checkpoint::open(model));
-  return with_warnings(model::load_text(*checkpoint, clock));
+  const auto checkpoint = model::Checkpoint::open(model);
+  if (!checkpoint) return fail(about_argument(checkpoint.error(), "MODEL"));
+  return with_warnings(model::load_text(**checkpoint, clock));
 }
 
 }  // namespace tandem::cli

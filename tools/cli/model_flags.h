@@ -1,5 +1,7 @@
 #pragma once
 
+#include <memory>
+
 #include "common/base/clock.h"
 #include "common/base/result.h"
 #include "common/model/checkpoint.h"
@@ -16,8 +18,9 @@ namespace tandem::cli {
 // model in this process. `options` outlives the parsing.
 void add_model_flags(CLI::App& command, local::LocalOptions& options);
 
-// Prints what the loaders found odd, one line each, on stderr.
-void print_warnings(const model::Checkpoint& checkpoint);
+// Opens the checkpoint that MODEL names, and prints what the loaders found odd.
+[[nodiscard]] Result<std::unique_ptr<model::Checkpoint>> open_model(
+    const local::LocalOptions& options);
 
 // Tokenizer and chat template of an opened model.
 [[nodiscard]] Result<text::TextModel> load_text(const model::Checkpoint& checkpoint,

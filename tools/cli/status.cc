@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "tools/cli/command.h"
-#include "tools/cli/server_flags.h"
 #include "tools/cli/status_text.h"
+#include "tools/client/server_flags.h"
 #include "tools/supervise/run_dir.h"
 
 namespace tandem::cli {
@@ -16,7 +16,7 @@ namespace {
 namespace json = boost::json;
 
 struct StatusFlags {
-  ServerFlags server;
+  client::ServerFlags server;
   bool json = false;
   bool url_only = false;
 };
@@ -36,30 +36,20 @@ void print_processes(const StatusFlags& flags, const Environment& environment) {
 
 Status status(const StatusFlags& flags, CommandContext& context) {
   TANDEM_ASSIGN(const client::FetchOptions options,
-                resolve_server(flags.server, context.environment));
+                client::resolve_server(flags.server, context.environment));
   if (flags.url_only) {
     std::printf("%s\n", options.url.c_str());
     return {};
   }
   TANDEM_ASSIGN(auto fetcher, client::HttpFetcher::create(options));
-  TANDEM_ASSIGN(const HttpReply answer, fetcher->get("/status"));
-  if (answer.status != 200) {
-    return fail(answer.status == 401 ? ErrorCode::kUnauthenticated : ErrorCode::kUnavailable,
-                options.url + "/status answered " + std::to_string(answer.status) + ": " +
-                    answer.body.substr(0, 300));
-  }
-  json::error_code error;
-  const json::value value = json::parse(answer.body, error);
-  if (error || !value.is_object()) {
-    return fail(ErrorCode::kCorruptData, options.url + "/status is no JSON object");
-  }
+  TANDEM_ASSIGN(const json::object value, fetcher->get_object("/status"));
   if (flags.json) {
     std::printf("%s\n", json::serialize(value).c_str());
   } else {
-    std::printf("%s", render_status(value.get_object(), options.url).c_str());
+    std::printf("%s", render_status(value, options.url).c_str());
     print_processes(flags, context.environment);
   }
-  const json::value* ready = value.get_object().if_contains("ready");
+  const json::value* ready = value.if_contains("ready");
   if (ready == nullptr || !ready->is_bool() || !ready->get_bool()) context.exit_code = kExitFailure;
   return {};
 }
@@ -71,7 +61,7 @@ void add_status(CLI::App& app, CommandContext& context) {
   CLI::App* command = app.add_subcommand(
       "status",
       "nodes, queues, KV and transfers of a running cluster; exit code 1 unless it is ready");
-  add_server_flags(*command, flags->server);
+  client::add_server_flags(*command, flags->server);
   command->add_flag("--json", flags->json, "print the router's /status as it is");
   command->add_flag("--url-only", flags->url_only, "print the API's address and nothing else");
   command->callback(

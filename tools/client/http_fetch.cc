@@ -1,7 +1,10 @@
 #include "tools/client/http_fetch.h"
 
+#include <algorithm>
 #include <boost/json.hpp>
 #include <utility>
+
+#include "common/base/utf8.h"
 
 namespace tandem::client {
 namespace {
@@ -11,12 +14,22 @@ namespace json = boost::json;
 Result<json::object> object_of(std::string_view target, const HttpReply& reply) {
   json::error_code error;
   json::value value = json::parse(reply.body, error);
-  if (reply.status != 200 || error || !value.is_object()) {
-    return fail(ErrorCode::kUnavailable, std::string(target) + " answered " +
-                                             std::to_string(reply.status) + ": " +
-                                             reply.body.substr(0, 300));
+  if (reply.status != 200) return fail(refusal(target, reply));
+  if (error || !value.is_object()) {
+    return fail(ErrorCode::kUnavailable,
+                std::string(target) + " answered no JSON object: " + server_message(reply.body));
   }
   return std::move(value.get_object());
+}
+
+// What a connection's error leaves open: which flag helps.
+Result<HttpReply> with_advice(Result<HttpReply> reply) {
+  if (!reply && reply.error().code == ErrorCode::kUnauthenticated) {
+    reply.error().detail +=
+        "; name a file that holds its issuer in SSL_CERT_FILE, or accept any certificate with "
+        "--insecure";
+  }
+  return reply;
 }
 
 }  // namespace
@@ -42,7 +55,7 @@ HttpCall HttpFetcher::call(std::string method, std::string_view target) const {
 }
 
 Result<HttpReply> HttpFetcher::get(std::string_view target) {
-  return client_->request(call("GET", target));
+  return with_advice(client_->request(call("GET", target)));
 }
 
 Result<HttpReply> HttpFetcher::post_json(std::string_view target, std::string body,
@@ -51,7 +64,7 @@ Result<HttpReply> HttpFetcher::post_json(std::string_view target, std::string bo
   HttpCall post = call("POST", target);
   post.headers.emplace_back("Content-Type", "application/json");
   post.body = std::move(body);
-  return client_->stream(std::move(post), std::move(on_data), cancelled);
+  return with_advice(client_->stream(std::move(post), std::move(on_data), cancelled));
 }
 
 Result<json::object> HttpFetcher::get_object(std::string_view target) {
@@ -74,6 +87,65 @@ Result<std::string> HttpFetcher::first_model() {
                 "--model");
   }
   return std::string(id->get_string());
+}
+
+std::string server_root(std::string url) {
+  const auto cut = [&url] {
+    while (url.ends_with('/')) url.pop_back();
+  };
+  cut();
+  if (url.ends_with("/v1")) url.resize(url.size() - 3);
+  cut();
+  return url;
+}
+
+namespace {
+
+// One line of text for a terminal or a JSON string, whatever came over the wire.
+std::string one_line(std::string_view text) {
+  constexpr size_t kMost = 300;  // bytes
+  std::string out;
+  while (!text.empty()) {
+    const size_t length = utf8_sequence_length(text);
+    if (out.size() + std::max<size_t>(length, 1) > kMost) return out + "...";
+    if (length == 0) {
+      out += '?';
+    } else if (length == 1 && (static_cast<unsigned char>(text[0]) < 0x20 || text[0] == 0x7f)) {
+      if (!out.empty() && out.back() != ' ') out += ' ';
+    } else {
+      out += text.substr(0, length);
+    }
+    text.remove_prefix(std::max<size_t>(length, 1));
+  }
+  while (out.ends_with(' ')) out.pop_back();
+  return out;
+}
+
+}  // namespace
+
+std::string server_message(std::string_view body) {
+  json::error_code failed;
+  const json::value value = json::parse(body, failed);
+  if (!failed && value.is_object()) {
+    // {"error": {"message": …}} as OpenAI has it; {"message": …} and {"error": …} also occur.
+    const json::value* at = value.get_object().if_contains("error");
+    if (at == nullptr) at = &value;
+    if (const json::object* object = at->if_object()) at = object->if_contains("message");
+    if (at != nullptr && at->is_string()) return one_line(at->get_string());
+  }
+  const std::string text = one_line(body);
+  return text.empty() ? "nothing more" : text;
+}
+
+Error refusal(std::string_view target, const HttpReply& reply) {
+  const std::string said = std::string(target) + " answered " + std::to_string(reply.status) +
+                           ": " + server_message(reply.body);
+  if (reply.status != 401 && reply.status != 403) {
+    return make_error(ErrorCode::kUnavailable, said);
+  }
+  return make_error(
+      ErrorCode::kUnauthenticated,
+      said + "; give the key with --api-key or in the environment variable TANDEM_API_KEY");
 }
 
 std::string url_of(std::string_view address, bool tls) {

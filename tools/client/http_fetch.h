@@ -26,7 +26,7 @@ class HttpFetcher {
   [[nodiscard]] static Result<std::unique_ptr<HttpFetcher>> create(const FetchOptions& options);
 
   [[nodiscard]] Result<HttpReply> get(std::string_view target);
-  // As HttpClient::stream.
+  // As HttpClient::stream. Errors of both say what to do where a flag helps.
   [[nodiscard]] Result<HttpReply> post_json(std::string_view target, std::string body,
                                             std::function<void(std::string_view)> on_data = {},
                                             const std::function<bool()>& cancelled = {});
@@ -45,6 +45,18 @@ class HttpFetcher {
   const std::unique_ptr<HttpClient> client_;
   const std::string api_key_;
 };
+
+// The server that a URL means, as users copy it from other programs: without a final slash and
+// without the /v1 that requests bring along themselves.
+[[nodiscard]] std::string server_root(std::string url);
+
+// What a server says in the body of a refusal: the message of an OpenAI-shaped error, else the
+// body's beginning.
+[[nodiscard]] std::string server_message(std::string_view body);
+
+// Why an answer is not the 200 that was asked for, with the server's own words, and what to do.
+// kUnauthenticated for a 401 or 403, else kUnavailable.
+[[nodiscard]] Error refusal(std::string_view target, const HttpReply& reply);
 
 // "http://127.0.0.1:8000" of a listening address; wildcard hosts become the loopback's.
 [[nodiscard]] std::string url_of(std::string_view address, bool tls);

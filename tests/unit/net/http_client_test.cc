@@ -141,7 +141,30 @@ TEST_F(Tls, AnUnknownCertificateIsRefusedUnlessToldOtherwise) {
   start();
   const auto strict =
       HttpClient::create("https://127.0.0.1:" + std::to_string(server_->port())).value();
-  EXPECT_FALSE(strict->request({.method = "GET", .target = "/hello", .headers = {}, .body = {}}));
+  const auto reply =
+      strict->request({.method = "GET", .target = "/hello", .headers = {}, .body = {}});
+  ASSERT_FALSE(reply);
+  EXPECT_EQ(reply.error().code, ErrorCode::kUnauthenticated);
+  EXPECT_THAT(reply.error().detail, HasSubstr("certificate is not trusted: self"));
+}
+
+TEST_F(Tls, TheWrongSchemeIsNamed) {
+  start();
+  const std::string place = "127.0.0.1:" + std::to_string(server_->port());
+  const auto plain =
+      HttpClient::create("http://" + place).value()->request({"GET", "/hello", {}, {}});
+  ASSERT_FALSE(plain);
+  EXPECT_THAT(plain.error().detail, HasSubstr("wants https://"));
+}
+
+TEST_F(HttpClientTest, TlsTowardsAServerWithoutItIsNamed) {
+  start();
+  const std::string place = "127.0.0.1:" + std::to_string(server_->port());
+  const auto tls =
+      HttpClient::create("https://" + place).value()->request({"GET", "/hello", {}, {}});
+  ASSERT_FALSE(tls);
+  EXPECT_EQ(tls.error().code, ErrorCode::kTransport);
+  EXPECT_THAT(tls.error().detail, HasSubstr("wants http://"));
 }
 
 TEST_F(Tls, GarbageAndPlainHttpEndTheirConnectionOnly) {

@@ -13,9 +13,11 @@
 namespace tandem::bench {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::DoubleNear;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(Trace, ReadsAzureTimesAcrossMidnight) {
   const auto trace = parse_trace(
@@ -201,6 +203,37 @@ TEST(Report, CountsGoodputOverEverythingThatWasSent) {
 TEST(Report, AnEmptyRunIsStrictJson) {
   const auto json = boost::json::parse(to_json(summarize({}, 0, {})));
   EXPECT_TRUE(json.at("ttft_seconds").at("p50").is_null());
+}
+
+TEST(Report, ARunWithoutAnAnswerSaysWhyAndNoNumberThatIsNone) {
+  std::vector<Observation> seen(20);
+  for (size_t i = 0; i < seen.size(); ++i) {
+    seen[i].error = i < 12 ? "http 429: the queue is full" : "http 400: " + std::to_string(i);
+  }
+  const std::string text = to_table(summarize(seen, 2, {}));
+  EXPECT_THAT(text, Not(HasSubstr("nan")));
+  EXPECT_THAT(text, ContainsRegex("TTFT +- +- +- +-\n"));
+  EXPECT_THAT(text, HasSubstr("  12 x http 429: the queue is full\n  1 x http 400: 12\n"));
+  EXPECT_THAT(text, HasSubstr("  4 x 4 other messages"));  // 8 others, 4 of them shown
+}
+
+TEST(Report, SaysHowMuchOfThePromptsWasCachedIfTheServerTells) {
+  std::vector<Observation> seen(2);
+  for (Observation& o : seen) {
+    o.completed = true;
+    o.prompt_tokens = 200;
+  }
+  Report report = summarize(seen, 1, {});
+  EXPECT_THAT(to_table(report), HasSubstr("400 prompt tokens, "));
+  EXPECT_TRUE(boost::json::parse(to_json(report)).at("cached_tokens").is_null());
+  seen[0].cached_tokens = 0;
+  seen[1].cached_tokens = 48;
+  report = summarize(seen, 1, {});
+  report.seed = 77;
+  EXPECT_THAT(to_table(report),
+              HasSubstr("400 prompt tokens (48 of them, 12.0 %, from the prefix cache), "));
+  EXPECT_THAT(to_table(report), HasSubstr("--seed 77 "));
+  EXPECT_EQ(boost::json::parse(to_json(report)).at("seed").as_int64(), 77);
 }
 
 // Events as the OpenAI API reference shows them for streamed completions.

@@ -5,6 +5,8 @@
 
 #include <boost/json.hpp>
 
+#include "tools/bench/device_command.h"
+
 namespace tandem::bench {
 namespace {
 
@@ -40,9 +42,23 @@ TEST(DeviceReport, SaysPassAtTheTargetAndShortBelowIt) {
 
 TEST(DeviceReport, ALineNamesEverything) {
   const std::string line = device_table_line(row());
-  for (const char* part : {"decode attention int4", "32 x 8192", "123.4 us", "2568.0 GB/s", "4280",
+  for (const char* part : {"decode attention int4", "32 x 8192", "123.4 us", "2568 GB/s", "4280",
                            "read stream", "0.600", "0.60", "pass"})
     EXPECT_THAT(line, HasSubstr(part));
+}
+
+TEST(DeviceReport, SlowWaysKeepTheirFigures) {
+  DeviceRow r = row();
+  r.rate = 0.8765;
+  r.ceiling = 2.345;
+  const std::string line = device_table_line(r);
+  EXPECT_THAT(line, HasSubstr(" 0.876 GB/s"));  // 0.8765 lies below its decimal spelling
+  EXPECT_THAT(line, HasSubstr(" 2.35 read stream"));
+}
+
+TEST(TransferBench, MeasuresWhatCanMoveKvThere) {
+  EXPECT_EQ(default_transports(-1, -1), std::vector<std::string>{"ucx"});
+  EXPECT_EQ(default_transports(0, 1), std::vector<std::string>{"cuda_ipc"});
 }
 
 TEST(DeviceReport, WhatWasNotMeasuredIsLeftOutAndSaysWhy) {

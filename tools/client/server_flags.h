@@ -11,7 +11,7 @@ namespace CLI {
 class App;
 }
 
-namespace tandem::cli {
+namespace tandem::client {
 
 // --url, --run-dir, --api-key, --insecure: the flags of commands that talk to a running cluster.
 struct ServerFlags {
@@ -22,9 +22,9 @@ struct ServerFlags {
 };
 void add_server_flags(CLI::App& command, ServerFlags& flags);
 
-// Fills in what the flags left open, from the run directory and the environment. kUnavailable,
-// saying what to do, when no cluster is known.
-[[nodiscard]] Result<client::FetchOptions> resolve_server(const ServerFlags& flags,
-                                                          const Environment& environment);
+// Fills in what the flags left open, from the run directory and the environment; the URL is that
+// of server_root(). kUnavailable, saying what to do, when no cluster is known.
+[[nodiscard]] Result<FetchOptions> resolve_server(const ServerFlags& flags,
+                                                  const Environment& environment);
 
-}  // namespace tandem::cli
+}  // namespace tandem::client

@@ -1,10 +1,11 @@
-#include "tools/cli/server_flags.h"
+#include "tools/client/server_flags.h"
 
 #include <CLI/CLI.hpp>
+#include <utility>
 
 #include "tools/supervise/run_dir.h"
 
-namespace tandem::cli {
+namespace tandem::client {
 
 void add_server_flags(CLI::App& command, ServerFlags& flags) {
   command.add_option("--url", flags.url,
@@ -14,9 +15,8 @@ void add_server_flags(CLI::App& command, ServerFlags& flags) {
   command.add_flag("--insecure", flags.insecure, "accept any TLS certificate");
 }
 
-Result<client::FetchOptions> resolve_server(const ServerFlags& flags,
-                                            const Environment& environment) {
-  client::FetchOptions options;
+Result<FetchOptions> resolve_server(const ServerFlags& flags, const Environment& environment) {
+  FetchOptions options;
   options.url = flags.url;
   options.api_key = flags.api_key;
   options.verify_certificate = !flags.insecure;
@@ -36,9 +36,8 @@ Result<client::FetchOptions> resolve_server(const ServerFlags& flags,
     }
     options.url = state->url;
   }
-  while (options.url.ends_with('/')) options.url.pop_back();
-  if (options.url.ends_with("/v1")) options.url.resize(options.url.size() - 3);
+  options.url = server_root(std::move(options.url));
   return options;
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem::client
