@@ -14,4 +14,8 @@ inline constexpr int kExitUsage = 2;  // a wrong argument or configuration
 // Says on standard error why `program` ends, in one line, and returns its exit code.
 [[nodiscard]] int report_exit(std::string_view program, const Error& error);
 
+// The same for a server that cannot start. Whatever will be the same the next time, a file that is
+// no model as much as a wrong key, is exit code 2: whoever supervises it need not try again.
+[[nodiscard]] int report_start_failure(std::string_view program, const Error& error);
+
 }  // namespace tandem

@@ -2,8 +2,10 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "common/base/error.h"
 #include "common/config/cluster_config.h"
 
 namespace tandem {
@@ -17,6 +19,13 @@ struct ListenPoint {
 
 // Of every role that this file starts, in the order in which `tandem up` starts them.
 [[nodiscard]] std::vector<ListenPoint> listen_points(const ClusterConfig& config);
+
+// The section of a node's metrics endpoint.
+[[nodiscard]] std::string metrics_section(const ClusterConfig& config, const NodeSettings& node);
+
+// What listen_on() (common/net/listen.h) says, with the key and the variable that choose the
+// address. Other errors stay as they are.
+[[nodiscard]] Error in_section(Error error, std::string_view section);
 
 // Whether two of them cannot be open at once: one port, and hosts that are equal or take every
 // address.

@@ -15,7 +15,10 @@ namespace tandem::model {
 namespace {
 
 Error io_error(const std::filesystem::path& path, const char* what) {
-  return make_error(ErrorCode::kIo, path.string() + ": " + what + ": " + std::strerror(errno));
+  // Who may read a file, and what it is, does not change by itself.
+  const bool forbidden = errno == EACCES || errno == EPERM;
+  return make_error(forbidden ? ErrorCode::kConfig : ErrorCode::kIo,
+                    path.string() + ": " + what + ": " + std::strerror(errno));
 }
 
 void unmap(std::span<const std::byte> bytes) {
@@ -30,7 +33,7 @@ Result<std::pair<Fd, size_t>> open_regular(const std::filesystem::path& path) {
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) return fail(io_error(path, "cannot stat"));
   if (!S_ISREG(info.st_mode))
-    return fail(ErrorCode::kIo, path.string() + ": is not a regular file");
+    return fail(ErrorCode::kConfig, path.string() + ": is not a regular file");
   return std::pair(std::move(fd), static_cast<size_t>(info.st_size));
 }
 

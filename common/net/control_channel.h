@@ -65,7 +65,7 @@ class ControlServer {
     std::function<void(SessionId, const Error& reason)> on_closed;
   };
 
-  // Listens; `port` 0 takes any free one. Errors: kIo with the address, kConfig for a bad host.
+  // Listens; `port` 0 takes any free one. Errors as listen_on()'s (common/net/listen.h).
   [[nodiscard]] static Result<std::unique_ptr<ControlServer>> create(
       const std::string& host, uint16_t port, Generation router_generation, ControlOptions options,
       Callbacks callbacks, ControlDeps deps);

@@ -85,7 +85,7 @@ struct HttpServerDeps {
 // counts as gone, as with nginx: it cannot be told from one that left.
 class HttpServer {
  public:
-  // Errors: kIo (address in use, …), kConfig (bad host, bad certificate or key, both named).
+  // Errors as listen_on()'s (common/net/listen.h); kConfig for a bad certificate or key, named.
   [[nodiscard]] static Result<std::unique_ptr<HttpServer>> create(const HttpSettings& settings,
                                                                   HttpHandler handler,
                                                                   HttpServerDeps deps);

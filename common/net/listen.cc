@@ -21,8 +21,10 @@ Result<tcp::acceptor> open_acceptor(boost::asio::io_context& context, const std:
     tcp::resolver resolver(context);
     const auto found = resolver.resolve(host, std::to_string(port), tcp::resolver::passive, error);
     if (error || found.empty()) {
-      return fail(ErrorCode::kConfig, "cannot listen on " + where + ": '" + host +
-                                          "' is neither an address nor a name that resolves");
+      return fail(ErrorCode::kConfig,
+                  "cannot listen on " + where + ": '" + host +
+                      "' is neither an address nor a name that resolves",
+                  "host");
     }
     address = found.begin()->endpoint().address();
   }
@@ -39,15 +41,19 @@ Result<tcp::acceptor> open_acceptor(boost::asio::io_context& context, const std:
   }
   step([&] { acceptor.bind(endpoint, error); });
   if (go == Go::kListen) step([&] { acceptor.listen(kBacklog, error); });
+  const std::string failed = "cannot listen on " + where + ": ";
   if (error == boost::asio::error::address_in_use) {
-    return fail(ErrorCode::kIo, "cannot listen on " + where +
-                                    ": another process does; stop it or choose another port");
+    return fail(ErrorCode::kConfig, failed + "another process does; stop it or choose another port",
+                "port");
   }
-  if (error) {
-    const bool foreign = error.value() == EADDRNOTAVAIL;
-    return fail(foreign ? ErrorCode::kConfig : ErrorCode::kIo,
-                "cannot listen on " + where + ": " + error.message());
+  if (error == boost::asio::error::access_denied) {
+    return fail(ErrorCode::kConfig, failed + "this user may not; choose a port from 1024 on",
+                "port");
   }
+  if (error.value() == EADDRNOTAVAIL) {
+    return fail(ErrorCode::kConfig, failed + "this machine has no such address", "host");
+  }
+  if (error) return fail(ErrorCode::kIo, failed + error.message());
   return acceptor;
 }
 

@@ -10,7 +10,8 @@ namespace tandem {
 
 // A listening socket on `host` (an address or a name) and `port` (0: any free one), accepting on
 // `context`. Blocks for as long as a name takes to resolve: start-up only.
-// Errors: kConfig for a host that is no address of this machine, kIo otherwise, with the address.
+// Errors: kConfig, with `param` "host" or "port", where another address must be chosen: no address
+// of this machine, or a port that is taken or not for this user. kIo otherwise.
 [[nodiscard]] Result<boost::asio::ip::tcp::acceptor> listen_on(boost::asio::io_context& context,
                                                                const std::string& host,
                                                                uint16_t port);

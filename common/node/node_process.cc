@@ -10,6 +10,7 @@
 #include "common/base/process_limits.h"
 #include "common/base/run_file.h"
 #include "common/config/config.h"
+#include "common/config/listen_points.h"
 #include "common/config/units.h"
 #include "common/model/checkpoint.h"
 #include "common/net/control_channel.h"
@@ -196,11 +197,15 @@ Status NodeProcess::State::open_endpoints() {
   settings.host = spec.settings.metrics.host;
   settings.port = spec.settings.metrics.port;
   settings.threads = 1;
-  TANDEM_ASSIGN(http, HttpServer::create(settings,
-                                         [this](HttpRequest request, HttpResponder responder) {
-                                           routes.handle(std::move(request), std::move(responder));
-                                         },
-                                         {.clock = clock, .log = log, .metrics = metrics}));
+  auto opened = HttpServer::create(settings,
+                                   [this](HttpRequest request, HttpResponder responder) {
+                                     routes.handle(std::move(request), std::move(responder));
+                                   },
+                                   {.clock = clock, .log = log, .metrics = metrics});
+  if (!opened) {
+    return fail(in_section(opened.error(), metrics_section(spec.config, spec.settings)));
+  }
+  http = std::move(*opened);
   const std::string address = settings.host + ":" + std::to_string(http->port());
   log.info("listening", {{"metrics", address}});
   if (spec.run_dir.empty()) return {};

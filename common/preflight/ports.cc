@@ -15,7 +15,8 @@ namespace {
 Status check_point(const ListenPoint& point, std::span<const ListenPoint> before) {
   for (const ListenPoint& other : before) {
     if (collide(other, point)) {
-      return fail(ErrorCode::kIo, other.section + ".port is the same; give each its own");
+      return fail(ErrorCode::kConfig, other.section + ".port is the same; give each its own",
+                  "port");
     }
   }
   return can_listen(point.host, point.port);
@@ -30,7 +31,7 @@ Findings busy_ports(const ClusterConfig& config) {
     const ListenPoint& point = points[i];
     const Status free = check_point(point, std::span(points).first(i));
     if (free) continue;
-    const bool host = free.error().code == ErrorCode::kConfig;
+    const bool host = free.error().param == "host";
     const std::string key = point.section + (host ? ".host" : ".port");
     findings.push_back({.code = free.error().code,
                         .key = key,

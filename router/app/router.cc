@@ -6,6 +6,7 @@
 
 #include "common/base/run_file.h"
 #include "common/config/config.h"
+#include "common/config/listen_points.h"
 #include "common/model/checkpoint.h"
 #include "common/model/text.h"
 #include "common/net/gate.h"
@@ -102,14 +103,16 @@ Status Router::start(const std::string& run_dir) {
   options.tokenizer_hash = model.tokenizer_hash;
   options.vocab = model.served.vocab;
   cluster_loop_ = std::make_unique<IoThread>("cluster");
-  TANDEM_ASSIGN(cluster_, ClusterLink::create(config_.router.control, std::move(shared_key),
-                                              std::move(options),
-                                              {.io = *cluster_loop_,
-                                               .clock = clock_,
-                                               .log = log_,
-                                               .registry = registry_,
-                                               .metrics = *metrics_,
-                                               .board = *board_}));
+  auto cluster =
+      ClusterLink::create(config_.router.control, std::move(shared_key), std::move(options),
+                          {.io = *cluster_loop_,
+                           .clock = clock_,
+                           .log = log_,
+                           .registry = registry_,
+                           .metrics = *metrics_,
+                           .board = *board_});
+  if (!cluster) return fail(in_section(cluster.error(), "router.control"));
+  cluster_ = std::move(*cluster);
   api_ = std::make_unique<ApiServer>(ApiServer::Deps{.clock = clock_,
                                                      .log = log_,
                                                      .registry = registry_,
@@ -120,8 +123,7 @@ Status Router::start(const std::string& run_dir) {
                                      PromptBuilder(model.text.tokenizer, model.text.chat_template),
                                      ApiKeyGate(std::move(keys)));
   cluster_->start();
-  TANDEM_ASSIGN(
-      http_,
+  auto http =
       HttpServer::create(config_.router.http,
                          [api = api_.get()](HttpRequest request, HttpResponder responder) {
                            api->handle(std::move(request), std::move(responder));
@@ -135,8 +137,16 @@ Status Router::start(const std::string& run_dir) {
                               },
                           .shared_loop = std::thread::hardware_concurrency() < kCoresForHttpThreads
                                              ? cluster_loop_.get()
-                                             : nullptr}));
+                                             : nullptr});
+  if (!http) return fail(in_section(http.error(), "router.http"));
+  http_ = std::move(*http);
   cluster_loop_->start();
+  TANDEM_TRY(publish(run_dir, model.served.id));
+  phases.done();
+  return {};
+}
+
+Status Router::publish(const std::string& run_dir, const std::string& model) const {
   const std::string http = config_.router.http.host + ":" + std::to_string(http_->port());
   const std::string control =
       config_.router.control.host + ":" + std::to_string(cluster_->control_port());
@@ -144,8 +154,7 @@ Status Router::start(const std::string& run_dir) {
     TANDEM_TRY(
         publish_endpoints(run_dir, "router", "router", {{"http", http}, {"control", control}}));
   }
-  phases.done();
-  log_.info("listening", {{"http", http}, {"control", control}, {"model", model.served.id}});
+  log_.info("listening", {{"http", http}, {"control", control}, {"model", model}});
   return {};
 }
 

@@ -37,6 +37,8 @@ class Router {
   [[nodiscard]] uint16_t control_port() const;
 
  private:
+  [[nodiscard]] Status publish(const std::string& run_dir, const std::string& model) const;
+
   const ClusterConfig& config_;
   const Clock& clock_;
   const Logger log_;

@@ -14,6 +14,8 @@
 #include <string>
 
 #include "common/config/config.h"
+#include "common/preflight/finding.h"
+#include "common/preflight/ports.h"
 #include "tools/cli/command.h"
 #include "tools/number_flag.h"
 #include "tools/supervise/run_dir.h"
@@ -136,10 +138,20 @@ void redirect(const char* path, int flags, int target) {
   std::_Exit(code);
 }
 
+// All of them at once, before anything starts.
+Status check_ports(const std::string& file, const ClusterConfig& config) {
+  const preflight::Findings busy = preflight::busy_ports(config);
+  if (busy.empty()) return {};
+  std::string detail = file + " asks for ports that it cannot have:";
+  for (const preflight::Finding& finding : busy) detail += "\n  " + preflight::to_string(finding);
+  return fail(ErrorCode::kConfig, std::move(detail));
+}
+
 Status up(UpFlags flags, CommandContext& context) {
   TANDEM_ASSIGN(const ClusterConfig config, load_cluster_config(flags.config, context.environment));
   if (flags.run_dir.empty()) flags.run_dir = supervise::default_run_dir(context.environment);
   TANDEM_ASSIGN(const supervise::RunDirLock lock, supervise::RunDirLock::acquire(flags.run_dir));
+  TANDEM_TRY(check_ports(flags.config, config));
   supervise::Supervisor::block_signals();
   if (!flags.detach) {
     Voice voice(STDERR_FILENO);

@@ -12,6 +12,7 @@
 #include "common/base/bounded_queue.h"
 #include "common/base/clock.h"
 #include "common/base/dtype.h"
+#include "common/base/exit.h"
 #include "common/base/hex.h"
 #include "common/base/ids.h"
 #include "common/base/process_limits.h"
@@ -167,6 +168,22 @@ TEST(ManualClock, MovesOnlyWhenTold) {
   const TimePoint start = clock.now();
   clock.advance(from_seconds(1.5));
   EXPECT_DOUBLE_EQ(to_seconds(clock.now() - start), 1.5);
+}
+
+TEST(Exit, AStartThatCannotSucceedLaterIsAUsageError) {
+  const auto code = [](ErrorCode why) {
+    return report_start_failure("test", make_error(why, "expected in the output"));
+  };
+  for (const ErrorCode lasting :
+       {ErrorCode::kConfig, ErrorCode::kInvalidArgument, ErrorCode::kNotFound,
+        ErrorCode::kUnsupported, ErrorCode::kCorruptData, ErrorCode::kMismatch}) {
+    EXPECT_EQ(code(lasting), kExitUsage) << error_traits(lasting).label;
+  }
+  for (const ErrorCode passing :
+       {ErrorCode::kIo, ErrorCode::kResourceExhausted, ErrorCode::kTransport, ErrorCode::kInternal,
+        ErrorCode::kDeviceLost, ErrorCode::kUnavailable}) {
+    EXPECT_EQ(code(passing), kExitFailure) << error_traits(passing).label;
+  }
 }
 
 }  // namespace

@@ -9,6 +9,8 @@
 #include <set>
 #include <sstream>
 
+#include "common/config/listen_points.h"
+
 namespace tandem {
 namespace {
 
@@ -380,6 +382,33 @@ TEST_F(ConfigFiles, KeysComeFromBothPlacesAndAnEmptyFileIsRefused) {
   ControlSettings control;
   control.shared_key_file = write("shared", "abc\n");
   EXPECT_EQ(load_shared_key(control).value(), "abc");
+}
+
+TEST(ListenPoints, EveryAddressOfAFileHasItsKeyAndVariable) {
+  const auto config = parse_cluster_config(R"(
+model: {path: /m}
+router: {control: {host: 10.0.0.1, port: 71}}
+prefill: []
+decode: [{name: a}, {name: b, metrics: {port: 91}}]
+)",
+                                           "file", "/", {});
+  ASSERT_TRUE(config) << config.error().detail;
+  const auto found = listen_points(*config);
+  ASSERT_EQ(found.size(), 4u);
+  EXPECT_EQ(found[0].section, "router.http");
+  EXPECT_EQ(found[0].port, 8000);
+  EXPECT_EQ(found[1].section, "router.control");
+  EXPECT_EQ(found[1].host, "10.0.0.1");
+  EXPECT_EQ(found[1].port, 71);
+  EXPECT_EQ(found[3].section, "decode[1].metrics");
+  EXPECT_EQ(found[3].port, 91);
+  EXPECT_EQ(metrics_section(*config, config->decode[1]), "decode[1].metrics");
+  const Error named =
+      in_section(make_error(ErrorCode::kConfig, "taken", "port"), "decode[1].metrics");
+  EXPECT_EQ(named.param, "decode[1].metrics.port");
+  EXPECT_EQ(named.detail, "taken; set by decode[1].metrics.port or TANDEM_DECODE_1_METRICS_PORT");
+  const Error other = in_section(make_error(ErrorCode::kIo, "no memory"), "router.http");
+  EXPECT_EQ(other.detail, "no memory");
 }
 
 }  // namespace
