@@ -1,8 +1,5 @@
 #include "common/net/http_connection.h"
 
-#include <netinet/tcp.h>
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/post.hpp>
@@ -11,6 +8,7 @@
 
 #include "common/config/units.h"
 #include "common/net/http_connection_impl.h"
+#include "common/net/listen.h"
 
 namespace tandem {
 
@@ -28,21 +26,6 @@ constexpr Duration kLinger = std::chrono::seconds(2);
 constexpr size_t kMaxLingered = 64u << 20;
 constexpr size_t kMergeBelow = 16u << 10;  // smaller pieces are copied together into one buffer
 constexpr size_t kMaxGather = 64;
-
-void set_int_option(tcp::socket& socket, int level, int name, int value) {
-  // Best effort: a socket without the option works all the same.
-  (void)::setsockopt(socket.native_handle(), level, name, &value, sizeof value);
-}
-
-// A peer whose host vanished is found out within about a minute, whether we write to it or not.
-void prepare_socket(tcp::socket& socket) {
-  set_int_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
-  set_int_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set_int_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 30);
-  set_int_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, 10);
-  set_int_option(socket, IPPROTO_TCP, TCP_KEEPCNT, 3);
-  set_int_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 60'000);
-}
 
 // Whether a request line has three words, so that the last one is a version, if a wrong one.
 bool names_a_version(const boost::beast::flat_buffer& buffer) {
@@ -62,7 +45,7 @@ HttpConnection<Stream>::HttpConnection(Stream stream, HttpWorker& worker, HttpSh
   error_code error;
   const auto endpoint = socket().remote_endpoint(error);
   remote_ = error ? "unknown" : format_host_port(endpoint.address().to_string(), endpoint.port());
-  prepare_socket(socket());
+  prepare_client_socket(socket());
 }
 
 template <typename Stream>
@@ -113,7 +96,7 @@ template <typename Stream>
 void HttpConnection<Stream>::tick(TimePoint now) {
   if (write_pending_ && now >= write_deadline_) {
     shared_.rejected.with({"write_timeout"}).add();
-    close();
+    close(ClientLoss::kDoesNotRead);
     return;
   }
   if (!has_deadline_ || now < deadline_) return;
@@ -142,7 +125,12 @@ void HttpConnection<Stream>::close_if_idle() {
 }
 
 template <typename Stream>
-void HttpConnection<Stream>::close() {
+void HttpConnection<Stream>::cut() {
+  close(ClientLoss::kCut);
+}
+
+template <typename Stream>
+void HttpConnection<Stream>::close(ClientLoss why) {
   if (phase_ == Phase::kClosed) return;
   set_phase(Phase::kClosed);
   error_code ignored;
@@ -152,7 +140,7 @@ void HttpConnection<Stream>::close() {
   const auto exchange = std::exchange(exchange_, nullptr);
   worker_.remove(self);
   shared_.remove();
-  if (exchange) exchange->disconnect();
+  if (exchange) exchange->disconnect(why);
 }
 
 template <typename Stream>
@@ -164,6 +152,11 @@ void HttpConnection<Stream>::read() {
     room = std::min(room, kMaxPipelined - buffer_.size());
   }
   reading_ = true;
+  if (input_ended_) {  // the socket tells it only once
+    asio::post(stream_.get_executor(),
+               [self = this->shared_from_this()] { self->on_read(asio::error::eof, 0); });
+    return;
+  }
   stream_.async_read_some(buffer_.prepare(room),
                           [self = this->shared_from_this()](const error_code& error, size_t bytes) {
                             self->on_read(error, bytes);
@@ -179,12 +172,28 @@ void HttpConnection<Stream>::on_read(const error_code& error, size_t bytes) {
     // In kLingering a cancelled read is our own doing (shut_tls).
     if (kTls && phase_ == Phase::kLingering && error == asio::error::operation_aborted) {
       shut_tls();
+    } else if (error == asio::error::eof) {
+      on_end_of_input();
     } else {
       close();
     }
     return;
   }
   advance();
+}
+
+// The client has left or has shut its sending side only; both look the same until one writes.
+template <typename Stream>
+void HttpConnection<Stream>::on_end_of_input() {
+  input_ended_ = true;
+  const bool answering = phase_ == Phase::kHandling && exchange_ != nullptr;
+  // What is complete is written in any case; afterwards the next read ends here again.
+  if (phase_ == Phase::kRefusing || (answering && exchange_->answered())) return;
+  if (!answering || begun_) return close();
+  std::exchange(exchange_, nullptr)->disconnect(ClientLoss::kLeft);
+  answer_alone(499, make_error(ErrorCode::kCancelled,
+                               "the client shut its sending side before the answer was complete, "
+                               "which counts as leaving: keep it open (nc: without -N)"));
 }
 
 template <typename Stream>
@@ -245,6 +254,7 @@ bool HttpConnection<Stream>::begin_request() {
   head_only_ = false;
   chunked_ = false;
   answered_ = false;
+  begun_ = false;
   set_phase(Phase::kHead, shared_.settings.header_timeout);
   return true;
 }
@@ -357,6 +367,11 @@ void HttpConnection<Stream>::refuse(int status, const Error& error, std::string_
   shared_.answered_alone(status);
   shared_.log.debug("http_refused",
                     {{"remote", remote_}, {"status", status}, {"error", error.detail}});
+  answer_alone(status, error);
+}
+
+template <typename Stream>
+void HttpConnection<Stream>::answer_alone(int status, const Error& error) {
   set_phase(Phase::kRefusing);
   keep_alive_ = false;
   HttpResponse response = error_response(error);
@@ -433,6 +448,7 @@ void HttpConnection<Stream>::queue_head(const HttpResponse& response, bool strea
   if (!streaming && !head_only_ && response.status != 204 && response.status != 304) {
     queue(response.body);
   }
+  begun_ = true;
   shared_.requests.with({method_, class_of(response.status)}).add();
 }
 

@@ -55,7 +55,8 @@ class HttpConnectionBase : public ExchangeOwner {
   // Looks at the deadlines.
   virtual void tick(TimePoint now) = 0;
   virtual void close_if_idle() = 0;
-  virtual void close() = 0;
+  // At once: the server stops.
+  virtual void cut() = 0;
 };
 
 // The connections of one event loop. Everything here happens on its thread.

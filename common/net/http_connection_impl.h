@@ -25,7 +25,7 @@ class HttpConnection final : public HttpConnectionBase,
   void start() override;
   void tick(TimePoint now) override;
   void close_if_idle() override;
-  void close() override;
+  void cut() override;
   void wake() override;
 
  private:
@@ -46,9 +46,11 @@ class HttpConnection final : public HttpConnectionBase,
   boost::asio::ip::tcp::socket& socket();
   void set_phase(Phase phase, Duration limit);
   void set_phase(Phase phase);  // without a limit
+  void close(ClientLoss why = ClientLoss::kLeft);
 
   void read();
   void on_read(const boost::system::error_code& error, size_t bytes);
+  void on_end_of_input();
   void advance();
   bool begin_request();  // false: nothing has come yet
   void parse();
@@ -58,6 +60,8 @@ class HttpConnection final : public HttpConnectionBase,
   void refuse(int status, const Error& error, std::string_view label);
   void refuse_parse_error(const boost::system::error_code& error);
   void refuse_timeout();
+  // Answers for the handler and ends the connection.
+  void answer_alone(int status, const Error& error);
 
   void queue_head(const HttpResponse& response, bool streaming);
   void queue_pieces(std::vector<std::string>& pieces);
@@ -92,11 +96,13 @@ class HttpConnection final : public HttpConnectionBase,
   bool has_deadline_ = false;
   TimePoint write_deadline_;
   bool reading_ = false;
+  bool input_ended_ = false;
   bool write_pending_ = false;
   bool keep_alive_ = true;
   bool http10_ = false;
   bool head_only_ = false;
   bool chunked_ = false;
+  bool begun_ = false;     // the answer's head is in queue_ or beyond
   bool answered_ = false;  // the whole answer is in queue_ or beyond
   size_t lingered_bytes_ = 0;
 };

@@ -4,8 +4,6 @@
 #include <boost/asio/post.hpp>
 #include <utility>
 
-#include "common/net/http_server.h"
-
 namespace tandem {
 
 void LoopGate::post(std::function<void()> work) {
@@ -30,7 +28,7 @@ void HttpExchange::wake_locked() {
 }
 
 bool HttpExchange::respond(HttpResponse response) {
-  std::function<void()> dropped;  // destroyed outside the lock: it may own handles
+  std::function<void(ClientLoss)> dropped;  // destroyed outside the lock: it may own handles
   std::lock_guard lock(mutex_);
   if (gone_ || state_ != State::kOpen) return false;
   state_ = State::kFinished;
@@ -64,7 +62,7 @@ bool HttpExchange::write(std::string piece, size_t max_queued) {
 }
 
 void HttpExchange::finish() {
-  std::function<void()> dropped;
+  std::function<void(ClientLoss)> dropped;
   std::lock_guard lock(mutex_);
   if (gone_ || state_ != State::kStreaming) return;
   state_ = State::kFinished;
@@ -74,7 +72,7 @@ void HttpExchange::finish() {
 }
 
 void HttpExchange::abort() {
-  std::function<void()> dropped;
+  std::function<void(ClientLoss)> dropped;
   std::lock_guard lock(mutex_);
   if (gone_ || state_ == State::kFinished) return;
   state_ = State::kFinished;
@@ -83,8 +81,9 @@ void HttpExchange::abort() {
   wake_locked();
 }
 
-void HttpExchange::on_disconnect(std::function<void()> callback) {
-  std::function<void()> old;
+void HttpExchange::on_disconnect(std::function<void(ClientLoss)> callback) {
+  std::function<void(ClientLoss)> old;
+  ClientLoss why;
   {
     std::lock_guard lock(mutex_);
     if (!gone_) {
@@ -92,14 +91,15 @@ void HttpExchange::on_disconnect(std::function<void()> callback) {
       old = std::exchange(on_disconnect_, std::move(callback));
       return;
     }
+    why = *gone_;
   }
   // Not posted: the loop may be gone as well.
-  if (callback) callback();
+  if (callback) callback(why);
 }
 
 bool HttpExchange::disconnected() const {
   std::lock_guard lock(mutex_);
-  return gone_;
+  return gone_.has_value();
 }
 
 void HttpExchange::abandoned() {
@@ -122,16 +122,21 @@ void HttpExchange::written(size_t bytes) {
   queued_bytes_ -= std::min(bytes, queued_bytes_);
 }
 
-void HttpExchange::disconnect() {
-  std::function<void()> callback;
+bool HttpExchange::answered() const {
+  std::lock_guard lock(mutex_);
+  return state_ == State::kFinished;
+}
+
+void HttpExchange::disconnect(ClientLoss why) {
+  std::function<void(ClientLoss)> callback;
   {
     std::lock_guard lock(mutex_);
     if (gone_) return;
-    gone_ = true;
+    gone_ = why;
     work_ = {};
     callback = std::exchange(on_disconnect_, nullptr);
   }
-  if (callback) callback();
+  if (callback) callback(why);
 }
 
 struct HttpResponder::Token {
@@ -156,7 +161,7 @@ bool HttpResponder::write(std::string piece) const {
 }
 void HttpResponder::finish() const { exchange_->finish(); }
 void HttpResponder::abort() const { exchange_->abort(); }
-void HttpResponder::on_disconnect(std::function<void()> callback) const {
+void HttpResponder::on_disconnect(std::function<void(ClientLoss)> callback) const {
   exchange_->on_disconnect(std::move(callback));
 }
 void HttpResponder::post(std::function<void()> work) const { exchange_->post(std::move(work)); }

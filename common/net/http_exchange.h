@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/net/http_message.h"
+#include "common/net/http_server.h"
 
 namespace tandem {
 
@@ -43,7 +44,7 @@ class HttpExchange : public std::enable_shared_from_this<HttpExchange> {
   bool write(std::string piece, size_t max_queued);
   void finish();
   void abort();
-  void on_disconnect(std::function<void()> callback);
+  void on_disconnect(std::function<void(ClientLoss)> callback);
   [[nodiscard]] bool disconnected() const;
   void abandoned();  // no handle is left
   void post(std::function<void()> work);
@@ -58,7 +59,9 @@ class HttpExchange : public std::enable_shared_from_this<HttpExchange> {
   };
   Work take();
   void written(size_t bytes);  // of pieces
-  void disconnect();
+  void disconnect(ClientLoss why);
+  // Whole, if not yet written: nobody works on it any more.
+  [[nodiscard]] bool answered() const;
 
  private:
   enum class State : uint8_t { kOpen, kStreaming, kFinished };
@@ -69,11 +72,11 @@ class HttpExchange : public std::enable_shared_from_this<HttpExchange> {
   mutable std::mutex mutex_;
   // Everything below under mutex_.
   State state_ = State::kOpen;
-  bool gone_ = false;
+  std::optional<ClientLoss> gone_;
   bool woken_ = false;  // a wake is on its way
   size_t queued_bytes_ = 0;
   Work work_;
-  std::function<void()> on_disconnect_;
+  std::function<void(ClientLoss)> on_disconnect_;
 };
 
 }  // namespace tandem

@@ -17,6 +17,13 @@ class HttpExchange;
 class IoThread;
 class MetricsRegistry;
 
+// Why an answer cannot be delivered any more.
+enum class ClientLoss : uint8_t {
+  kLeft,         // the connection is gone, or the client has shut its sending side
+  kDoesNotRead,  // the answer could not be written within the limit
+  kCut,          // the server stops
+};
+
 // The answer to one request. A cheap handle: copy it, keep it, use it from any thread. Either one
 // respond(), or start_stream(), write()s and finish(). When the last handle goes away without an
 // answer, the client gets a 500 (or, within a stream, a cut connection), so none ever waits for
@@ -41,7 +48,7 @@ class HttpResponder {
   // Called once, on the connection's thread, if the client leaves before the answer is complete (at
   // once, by this call, if it has left already). Not called after finish() or respond(). Replaces
   // an earlier one. It must not own a HttpResponder of this request, which would then never end.
-  void on_disconnect(std::function<void()> callback) const;
+  void on_disconnect(std::function<void(ClientLoss)> callback) const;
   [[nodiscard]] bool disconnected() const;
 
   // Runs `work` on the connection's thread, later; dropped if the server has stopped by then.
@@ -81,8 +88,11 @@ struct HttpServerDeps {
 // handler.
 //
 // create() -> (running) -> drain() -> stop(), from any thread but the server's own (so never within
-// a handler). What the handler refers to outlives the server. A client that shuts its sending side
-// counts as gone, as with nginx: it cannot be told from one that left.
+// a handler). What the handler refers to outlives the server.
+//
+// A client that shuts its sending side before its answer is complete counts as gone: it cannot be
+// told from one that left, for which nobody should go on computing. It is told so (499), should it
+// still read. An answer that is complete by then is delivered.
 class HttpServer {
  public:
   // Errors as listen_on()'s (common/net/listen.h); kConfig for a bad certificate or key, named.

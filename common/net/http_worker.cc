@@ -106,7 +106,7 @@ void HttpWorker::close_idle() {
 void HttpWorker::close_all() {
   const std::vector<std::shared_ptr<HttpConnectionBase>> all(connections_.begin(),
                                                              connections_.end());
-  for (const auto& connection : all) connection->close();
+  for (const auto& connection : all) connection->cut();
   timer_.cancel();
 }
 

@@ -1,5 +1,8 @@
 #include "common/net/listen.h"
 
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
 #include <boost/asio/ip/v6_only.hpp>
 
 #include "common/config/units.h"
@@ -9,6 +12,11 @@ namespace tandem {
 namespace {
 
 using boost::asio::ip::tcp;
+
+void set_int_option(tcp::socket& socket, int level, int name, int value) {
+  // Best effort: a socket without the option works all the same.
+  (void)::setsockopt(socket.native_handle(), level, name, &value, sizeof value);
+}
 
 enum class Go : uint8_t { kBind, kListen };
 
@@ -68,6 +76,15 @@ Status can_listen(const std::string& host, uint16_t port) {
   boost::asio::io_context context;
   const auto acceptor = open_acceptor(context, host, port, Go::kBind);
   return acceptor ? Status() : fail(acceptor.error());
+}
+
+void prepare_client_socket(tcp::socket& socket) {
+  set_int_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+  set_int_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_int_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 30);
+  set_int_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, 10);
+  set_int_option(socket, IPPROTO_TCP, TCP_KEEPCNT, 3);
+  set_int_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 60'000);
 }
 
 }  // namespace tandem

@@ -16,4 +16,8 @@ namespace tandem {
                                                                const std::string& host,
                                                                uint16_t port);
 
+// For a socket that was accepted: no delay, and a peer whose host vanished is found out within
+// about a minute, whether we write to it or not.
+void prepare_client_socket(boost::asio::ip::tcp::socket& socket);
+
 }  // namespace tandem

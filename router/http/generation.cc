@@ -74,7 +74,6 @@ TaskSpec Generation::spec_of(uint32_t c) const {
 
 void Generation::submit() {
   std::vector<Submission> submissions;
-  std::vector<RequestId> ids;
   std::vector<AnswerUpdate> nothing_to_do;
   for (uint32_t c = 0; c < choices_.size(); ++c) {
     const PlannedPrompt& prompt = prompt_of(choices_[c]);
@@ -85,13 +84,13 @@ void Generation::submit() {
       nothing_to_do.push_back(std::move(update));
       continue;
     }
-    ids.push_back(choices_[c].id);
     submissions.push_back({choices_[c].id, spec_of(c)});
   }
-  responder_.on_disconnect([weak = weak_from_this(), ids, &cluster = deps_.cluster] {
-    cluster.cancel(ids);
-    if (const auto self = weak.lock()) self->give_up("the client left");
+  // Held while it is told: cancelling makes the dispatcher let go of this.
+  responder_.on_disconnect([weak = weak_from_this()](ClientLoss why) {
+    if (const auto self = weak.lock()) self->give_up(why);
   });
+  if (over_) return;  // it had left before
   if (!submissions.empty()) deps_.cluster.submit(std::move(submissions), shared_from_this());
   for (AnswerUpdate& update : nothing_to_do) on_update(std::move(update));
 }
@@ -138,7 +137,9 @@ void Generation::process(AnswerUpdate update) {
   if (!choice.begun) begin_choice(choice);
   observe_tokens(choice, update.tokens.size());
   StreamDelta delta;
+  const uint32_t before = choice.stream.tokens();
   for (const AnswerToken& token : update.tokens) choice.stream.push(token, delta);
+  if (plan_.fields.stream) deps_.metrics.output_tokens.add(choice.stream.tokens() - before);
   const bool by_string = choice.stream.ended();
   if (update.finish) choice.stream.finish(*update.finish, delta);
   const std::optional<FinishKind> finish = delta.finish;
@@ -173,7 +174,7 @@ void Generation::begin_choice(Choice& choice) {
     streaming_ =
         responder_.start_stream(200, "text/event-stream; charset=utf-8",
                                 {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}});
-    if (!streaming_) return give_up("the client left");
+    if (!streaming_) return give_up(ClientLoss::kLeft);
   }
   if (streaming_ && plan_.head.endpoint == Endpoint::kChat)
     chunks_.append_role(out_, choice.body.index);
@@ -234,7 +235,8 @@ void Generation::complete() {
   const Usage u = usage();
   deps_.metrics.prompt_tokens.add(static_cast<double>(u.prompt_tokens));
   deps_.metrics.cached_tokens.add(static_cast<double>(u.cached_tokens));
-  deps_.metrics.output_tokens.add(static_cast<double>(u.completion_tokens));
+  if (!plan_.fields.stream)
+    deps_.metrics.output_tokens.add(static_cast<double>(u.completion_tokens));
   deps_.metrics.prompt_tokens_per_request.observe(static_cast<double>(u.prompt_tokens));
   deps_.metrics.output_tokens_per_request.observe(static_cast<double>(u.completion_tokens));
   report(200, "answered");
@@ -267,7 +269,7 @@ void Generation::fail(const Error& error, uint32_t retry_after) {
   report(status, "failed");
 }
 
-void Generation::give_up(std::string_view why) {
+void Generation::give_up(ClientLoss why) {
   if (over_) return;
   over_ = true;
   std::vector<RequestId> open;
@@ -275,8 +277,16 @@ void Generation::give_up(std::string_view why) {
     if (!c.ended) open.push_back(c.id);
   }
   deps_.cluster.cancel(std::move(open));
-  deps_.metrics.client_disconnects.add();
-  report(499, why);
+  switch (why) {
+    case ClientLoss::kLeft:
+      deps_.metrics.client_disconnects.add();
+      return report(499, "the client left");
+    case ClientLoss::kDoesNotRead:
+      deps_.metrics.slow_clients.add();
+      return report(499, "the client does not read");
+    case ClientLoss::kCut:
+      return report(503, "cut off by the router's end");
+  }
 }
 
 void Generation::flush() {
@@ -285,9 +295,8 @@ void Generation::flush() {
   piece.swap(out_);
   if (responder_.write(std::move(piece))) return;
   const bool left = responder_.disconnected();
-  if (!left) deps_.metrics.slow_clients.add();
   responder_.abort();
-  give_up(left ? "the client left" : "the client does not read");
+  give_up(left ? ClientLoss::kLeft : ClientLoss::kDoesNotRead);
 }
 
 void Generation::report(int status, std::string_view outcome) {

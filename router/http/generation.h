@@ -86,7 +86,7 @@ class Generation final : public AnswerSink, public std::enable_shared_from_this<
   void end_choice(Choice& choice, FinishKind kind);
   void fail(const Error& error, uint32_t retry_after);
   void complete();
-  void give_up(std::string_view why);
+  void give_up(ClientLoss why);
   void flush();
   void report(int status, std::string_view outcome);
   [[nodiscard]] Usage usage() const;

@@ -1,6 +1,7 @@
 #include "tests/integration/router/router_fixture.h"
 
-#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <array>
 #include <boost/asio.hpp>
@@ -82,7 +83,8 @@ void RouterTest::boot(const std::string& yaml, const std::string& model_extra) {
   auto parsed = parse_cluster_config(text, "test.yaml", "/", {});
   ASSERT_TRUE(parsed) << parsed.error().detail;
   config_ = std::make_unique<ClusterConfig>(std::move(*parsed));
-  sink_ = std::make_unique<LogSink>(Fd(::open("/dev/null", O_WRONLY)), kClock);
+  log_ = Fd(::memfd_create("router-log", MFD_CLOEXEC));
+  sink_ = std::make_unique<LogSink>(Fd(::dup(log_.get())), kClock);
   router_ = std::make_unique<Router>(*config_, kClock, Logger(*sink_, LogLevel::kInfo));
   const Status started = router_->start("");
   ASSERT_TRUE(started) << started.error().detail;
@@ -197,6 +199,10 @@ std::string RouterTest::raw(const std::vector<std::string>& pieces,
   socket.connect({asio::ip::make_address("127.0.0.1"), router_->http_port()});
   for (const std::string& piece : pieces) {
     boost::system::error_code ec;
+    if (piece == kShutSending) {
+      socket.shutdown(asio::ip::tcp::socket::shutdown_send, ec);
+      break;
+    }
     asio::write(socket, asio::buffer(piece), ec);
     if (ec) break;
     std::this_thread::sleep_for(milliseconds(1));
@@ -216,6 +222,21 @@ std::string RouterTest::raw(const std::vector<std::string>& pieces,
   const TimePoint end = kClock.now() + std::chrono::minutes(1);
   while (open && kClock.now() < end && !(enough && enough(out))) io.run_for(milliseconds(5));
   return out;
+}
+
+std::string RouterTest::request_line(const std::string& request_id) const {
+  std::string text(static_cast<size_t>(::lseek(log_.get(), 0, SEEK_END)), '\0');
+  text.resize(static_cast<size_t>(::pread(log_.get(), text.data(), text.size(), 0)));
+  const size_t at = text.find(R"("event":"request","request_id":")" + request_id + '"');
+  if (at == text.npos) return {};
+  const size_t begin = text.rfind('\n', at) + 1;
+  return text.substr(begin, text.find('\n', at) - begin);
+}
+
+double RouterTest::metric(const std::string& series) {
+  const std::string text = "\n" + get("/metrics").body;
+  const size_t at = text.find("\n" + series + " ");
+  return at == text.npos ? -1 : std::strtod(text.c_str() + at + 1 + series.size(), nullptr);
 }
 
 void RouterTest::TearDown() {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/base/clock.h"
+#include "common/base/fd.h"
 #include "common/config/config.h"
 #include "common/net/http_client.h"
 #include "common/text/tokenizer.h"
@@ -54,15 +55,23 @@ class RouterTest : public testing::Test {
   static std::string joined(const HttpReply& reply, int64_t index = 0);
   static std::string content(const HttpReply& reply);
   static std::string param(const HttpReply& reply);
-  // One request written byte for byte, and the answer until the server closes, `enough` holds
-  // (asked every few milliseconds) or a minute passes; then the connection is closed.
+  // One request written byte for byte (kShutSending: as it says), and the answer until the server
+  // closes, `enough` holds (asked every few milliseconds) or a minute passes; then the connection
+  // is closed.
+  static constexpr std::string_view kShutSending = "(shut the sending side)";
   std::string raw(const std::vector<std::string>& pieces,
                   const std::function<bool(const std::string& answer)>& enough = {});
+
+  // The request's own line in the router's log, as JSON; empty if there is none.
+  std::string request_line(const std::string& request_id) const;
+  // One sample of /metrics by its whole name with labels; -1 if there is none.
+  double metric(const std::string& series);
 
   void TearDown() override;
 
   static const SteadyClock kClock;
   std::unique_ptr<ClusterConfig> config_;
+  Fd log_;  // what sink_ writes
   std::unique_ptr<LogSink> sink_;
   std::unique_ptr<Router> router_;
   std::vector<std::unique_ptr<FakeNode>> nodes_;

@@ -222,7 +222,8 @@ TEST_F(RouterTest, AClientThatLeavesFreesItsPlace) {  // case 16
   const std::string whole = chat_body("\"max_tokens\":3000");
   raw({head + std::to_string(whole.size()) + "\r\n\r\n" + whole},
       [&](const std::string&) { return node.running() > 0; });
-  EXPECT_TRUE(wait([&] { return node.cancels() == 2; }));
+  // More where a Cancel crosses what the node sends.
+  EXPECT_TRUE(wait([&] { return node.cancels() >= 2; }));
   EXPECT_EQ(node.running(), 0U);
   EXPECT_EQ(chat("\"max_tokens\":3").status, 200);
 }

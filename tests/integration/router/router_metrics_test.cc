@@ -132,6 +132,54 @@ TEST_F(RouterTest, RefusalsOfTheHttpServerAreCountedAsRequests) {
   }
 }
 
+// Streamed or whole, in the queue or in mid-answer, closed or only half closed.
+TEST_F(RouterTest, ClientsThatLeaveAreCountedAndLogged) {
+  boot("  admission: {deadline: 60s}\n");
+  const auto ask = [&](const std::string& id, bool stream) {
+    const std::string body = chat_body(stream ? "\"max_tokens\":9,\"stream\":true" : "");
+    return "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Request-Id: " + id +
+           "\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
+  };
+  int left = 0;
+  const auto expect_line = [&](const std::string& id, int64_t tokens) {
+    ++left;
+    EXPECT_TRUE(wait([&] {
+      return metric("tandem_router_requests_total{route=\"chat\",status=\"499\"}") == left;
+    })) << id;
+    EXPECT_EQ(metric("tandem_router_client_disconnects_total"), left) << id;
+    const std::string line = request_line(id);
+    ASSERT_NE(line, "") << id;
+    const json::value entry = json::parse(line);
+    EXPECT_EQ(entry.at("status").as_int64(), 499);
+    EXPECT_EQ(entry.at("outcome").as_string(), "the client left");
+    EXPECT_EQ(entry.at("completion_tokens").as_int64(), tokens);
+  };
+  const auto queued = [&](const std::string&) { return metric("tandem_router_queue_depth") == 1; };
+  raw({ask("queued-stream", true)}, queued);
+  expect_line("queued-stream", 0);
+  raw({ask("queued-whole", false)}, queued);
+  expect_line("queued-whole", 0);
+  const std::string told = raw({ask("half-closed", false), std::string(kShutSending)});
+  EXPECT_EQ(told.substr(0, 12), "HTTP/1.1 499");
+  expect_line("half-closed", 0);
+
+  FakeNodeOptions options;
+  options.hold_after = 3;
+  options.token_time = milliseconds(1);
+  options.script = [](const control::Task& task) { return speak(task, "one two three four five"); };
+  FakeNode& node = add_node(std::move(options));
+  const auto between_tokens = [&] { return metric("tandem_router_itl_seconds_count"); };
+  raw({ask("streamed", true)}, [&](const std::string&) { return between_tokens() == 2; });
+  expect_line("streamed", 3);
+  EXPECT_EQ(metric("tandem_router_output_tokens_total"), 3) << "they had been sent";
+  raw({ask("whole", false)}, [&](const std::string&) { return between_tokens() == 4; });
+  expect_line("whole", 3);
+  EXPECT_EQ(metric("tandem_router_output_tokens_total"), 3) << "nothing of this one was";
+  EXPECT_TRUE(wait([&] { return node.running() == 0; }));
+  EXPECT_TRUE(wait([&] { return metric("tandem_router_choices_cancelled_total") == left; }));
+  EXPECT_EQ(metric("tandem_router_choices_failed_total"), 0);
+}
+
 TEST_F(RouterTest, StatusIsTheDocumentedDocument) {
   boot();
   add_speaker("one two three", milliseconds(2));

@@ -296,9 +296,10 @@ class Streaming : public HttpServerTest {
     router_.exact("GET", "/keep", [this](HttpRequest, HttpResponder r) { keep(std::move(r)); });
   }
   void keep(HttpResponder r) {
-    r.on_disconnect([this] {
+    r.on_disconnect([this](ClientLoss why) {
       std::lock_guard lock(mutex_);
       ++disconnects_;
+      loss_ = why;
       changed_.notify_all();
     });
     std::lock_guard lock(mutex_);
@@ -324,6 +325,7 @@ class Streaming : public HttpServerTest {
   std::condition_variable changed_;
   std::vector<HttpResponder> kept_;
   int disconnects_ = 0;
+  ClientLoss loss_ = ClientLoss::kLeft;  // the last one
 };
 
 TEST_F(Streaming, PiecesArriveAsTheyAreWritten) {
@@ -365,7 +367,7 @@ TEST_F(Streaming, AClientThatLeavesIsNoticedInEveryPhase) {
   {
     RawClient waiting = client();
     waiting.send(post("/keep", "{}"));
-    take().on_disconnect([this] {
+    take().on_disconnect([this](ClientLoss) {
       std::lock_guard lock(mutex_);
       ++disconnects_;
       changed_.notify_all();
@@ -390,7 +392,7 @@ TEST_F(Streaming, AClientThatLeavesIsNoticedInEveryPhase) {
   EXPECT_TRUE(wait_for_disconnects(2));
   EXPECT_FALSE(b.write("data: 2\n\n"));
   bool called = false;
-  b.on_disconnect([&] { called = true; });
+  b.on_disconnect([&](ClientLoss why) { called = why == ClientLoss::kLeft; });
   EXPECT_TRUE(called) << "late registration";
 }
 
@@ -413,6 +415,40 @@ TEST_F(Streaming, AClientThatDoesNotReadIsBackpressureThenCutOff) {
   EXPECT_LT(taken * piece.size(), 32u << 20);
   EXPECT_TRUE(wait_for_disconnects(1));
   EXPECT_TRUE(r.disconnected());
+  EXPECT_EQ(loss_, ClientLoss::kDoesNotRead);
+}
+
+// As `printf … | nc -N` does. What is ready is delivered; nobody goes on computing the rest.
+TEST_F(Streaming, AClientThatShutsItsSendingSideGetsWhatIsReady) {
+  start();
+  for (int i = 0; i < 50; ++i) {  // with the answer still on its way to the connection
+    RawClient c = client();
+    c.send(get("/hello") + get("/hello"));
+    c.shut_sending();
+    EXPECT_THAT(c.read_answer(), AllOf(answers(200), EndsWith("hello")));
+    EXPECT_THAT(c.read_answer(), AllOf(answers(200), EndsWith("hello")));
+    EXPECT_EQ(c.read_all(), "");
+  }
+  RawClient malformed = client();
+  malformed.send("nonsense\r\n\r\n");
+  malformed.shut_sending();
+  EXPECT_THAT(malformed.read_answer(), is_json_error(400));
+  RawClient waiting = client();
+  waiting.send(post("/keep", "{}"));
+  HttpResponder a = take();
+  waiting.shut_sending();
+  EXPECT_TRUE(wait_for_disconnects(1));
+  EXPECT_THAT(waiting.read_all(), AllOf(is_json_error(499), HasSubstr("nc: without -N")));
+  RawClient streaming = client();
+  streaming.send(post("/keep", "{}"));
+  HttpResponder b = take();
+  b.start_stream(200, "text/event-stream");
+  b.write("data: 1\n\n");
+  streaming.read_until("\n\n\r\n");
+  streaming.shut_sending();
+  EXPECT_TRUE(wait_for_disconnects(2));
+  EXPECT_EQ(streaming.read_all(), "") << "without the end of the body";
+  EXPECT_EQ(loss_, ClientLoss::kLeft);
 }
 
 TEST_F(Streaming, AbortShowsAsAnIncompleteBody) {
@@ -505,6 +541,7 @@ TEST_F(Streaming, StoppingCutsOpenStreamsAndTellsTheirOwners) {
   r.start_stream(200, "text/event-stream");
   server_->stop();
   EXPECT_TRUE(wait_for_disconnects(1));
+  EXPECT_EQ(loss_, ClientLoss::kCut);
   r.post([] { FAIL() << "the loop has ended"; });
   server_.reset();
   EXPECT_FALSE(r.write("x"));

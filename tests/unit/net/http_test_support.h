@@ -69,6 +69,7 @@ class RawClient {
   }
   [[nodiscard]] bool ended() const { return ended_; }
   void close() { fd_.reset(); }
+  void shut_sending() { ::shutdown(fd_.get(), SHUT_WR); }
   [[nodiscard]] int fd() const { return fd_.get(); }
 
  private:
