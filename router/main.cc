@@ -50,8 +50,12 @@ int run(const Arguments& arguments) {
   }
   int signal = 0;
   sigwait(&signals, &signal);
-  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // a second one ends the process at once
-  router.stop(config->router.drain_timeout);
+  router.stop(config->router.drain_timeout, [&signals] {
+    const timespec now{};
+    if (sigtimedwait(&signals, nullptr, &now) < 0) return false;
+    pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // a third one ends the process at once
+    return true;
+  });
   return 0;
 }
 

@@ -235,10 +235,11 @@ void describe(SchemaVisitor& v, RouterSettings& c) {
             c.admission);
   v.section({.key = "dispatch", .doc = "Which node does what."}, c.dispatch);
   v.section({.key = "limits", .doc = "What one request may ask for."}, c.limits);
-  v.duration({.key = "drain_timeout",
-              .doc = "How long open answers may go on after SIGTERM; what is left is cut off.",
-              .example = "25s"},
-             c.drain_timeout, {milliseconds(0), hours(1)});
+  v.duration(
+      {.key = "drain_timeout",
+       .doc = "How long open answers may go on after SIGTERM; what is left ends with an error.",
+       .example = "25s"},
+      c.drain_timeout, {milliseconds(0), hours(1)});
 }
 
 void describe(SchemaVisitor& v, MetricsEndpointSettings& c) {

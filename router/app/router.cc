@@ -23,6 +23,9 @@ namespace tandem::router {
 
 namespace {
 
+// For the last of every answer, or the error in its place, to get through to its client.
+constexpr Duration kFlush = std::chrono::seconds(3);
+
 ApiLimits api_limits(const LimitsSettings& s) {
   ApiLimits limits;
   limits.default_max_tokens = s.default_max_tokens;
@@ -158,12 +161,11 @@ Status Router::publish(const std::string& run_dir, const std::string& model) con
   return {};
 }
 
-void Router::stop(Duration patience) {
+void Router::stop(Duration patience, const std::function<bool()>& hurry) {
   if (http_ == nullptr) return;
   log_.info("draining");
-  const bool cluster_done = cluster_->drain(patience);
-  const bool http_done =
-      http_->drain(cluster_done ? std::chrono::seconds(5) : std::chrono::seconds(0));
+  const bool cluster_done = cluster_->drain(patience, hurry);
+  const bool http_done = http_->drain(kFlush);
   http_->stop();
   cluster_loop_->stop();
   cluster_->stop();

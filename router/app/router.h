@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -31,7 +32,9 @@ class Router {
   // Errors kConfig for what an operator has to change.
   [[nodiscard]] Status start(const std::string& run_dir);
   // Takes no new requests, waits at most `patience` for open answers, then ends. Idempotent.
-  void stop(Duration patience);
+  // Lets open answers go on for at most `patience`, and no longer than until `hurry` holds; what is
+  // left ends with an error that its client sees.
+  void stop(Duration patience, const std::function<bool()>& hurry = {});
 
   [[nodiscard]] uint16_t http_port() const;
   [[nodiscard]] uint16_t control_port() const;

@@ -1,8 +1,8 @@
 #include "router/cluster/cluster_link.h"
 
-#include <condition_variable>
+#include <future>
 #include <mutex>
-#include <optional>
+#include <thread>
 #include <utility>
 
 #include "common/net/control_channel.h"
@@ -21,6 +21,7 @@ constexpr Duration kTick = std::chrono::milliseconds(5);
 constexpr Duration kPublish = std::chrono::milliseconds(100);
 constexpr Duration kSample = std::chrono::seconds(1);
 constexpr Duration kDead = std::chrono::seconds(10);
+constexpr Duration kDrainPoll = std::chrono::milliseconds(20);
 
 }  // namespace
 
@@ -52,6 +53,14 @@ struct ClusterLink::Impl final : DispatchObserver {
     } else {
       io.post(std::move(work));
     }
+  }
+
+  // Runs `question` on the cluster thread and waits for its answer. From another thread.
+  template <typename Question>
+  auto ask(Question question) -> decltype(question()) {
+    std::promise<decltype(question())> answer;
+    io.post([&] { answer.set_value(question()); });
+    return answer.get_future().get();
   }
 
   Deps deps;
@@ -185,25 +194,25 @@ bool ClusterLink::live() const {
          std::chrono::nanoseconds(kDead).count();
 }
 
-bool ClusterLink::drain(Duration timeout) {
+bool ClusterLink::drain(Duration timeout, const std::function<bool()>& hurry) {
   if (!impl_->running) return true;
   const TimePoint end = impl_->deps.clock.now() + timeout;
   impl_->io.post([this] { impl_->dispatcher->drain(); });
-  for (;;) {
-    // Asks the cluster thread itself: a request on its way in is counted, too.
-    auto open = std::make_shared<std::optional<size_t>>();
-    auto guard = std::make_shared<std::pair<std::mutex, std::condition_variable>>();
-    impl_->io.post([this, open, guard] {
-      std::lock_guard lock(guard->first);
-      *open = impl_->dispatcher->open_requests();
-      guard->second.notify_all();
-    });
-    std::unique_lock lock(guard->first);
-    guard->second.wait_for(lock, std::chrono::milliseconds(200), [&] { return open->has_value(); });
-    if (open->has_value() && **open == 0) return true;
-    if (impl_->deps.clock.now() >= end) return false;
-    guard->second.wait_for(lock, std::chrono::milliseconds(20), [] { return false; });
+  // Asks the cluster thread itself: a request on its way in is counted, too.
+  const auto open = [this] {
+    return impl_->ask([this] { return impl_->dispatcher->open_requests(); });
+  };
+  while (open() != 0) {
+    if (impl_->deps.clock.now() >= end || (hurry && hurry())) {
+      return impl_->ask([this] {
+        const bool none = impl_->dispatcher->open_requests() == 0;
+        impl_->dispatcher->cut();
+        return none;
+      });
+    }
+    std::this_thread::sleep_for(kDrainPoll);
   }
+  return true;
 }
 
 void ClusterLink::stop() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -58,9 +59,10 @@ class ClusterLink {
   // The cluster thread has run lately: live.
   [[nodiscard]] bool live() const;
 
-  // Refuses new requests; waits for at most `timeout` until none is open. Not from the cluster
-  // thread.
-  bool drain(Duration timeout);
+  // Refuses new requests; waits for at most `timeout` until none is open, and ends with an error
+  // what is open then, or once `hurry` holds (asked every few milliseconds). True if nothing was
+  // cut off. Not from the cluster thread.
+  bool drain(Duration timeout, const std::function<bool()>& hurry = {});
   void stop();  // after the loop's end
 
  private:

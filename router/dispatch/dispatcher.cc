@@ -14,6 +14,7 @@ namespace {
 
 constexpr size_t kAffinityBlocks = 1 << 16;
 constexpr double kDrainRateSeconds = 5;  // time constant of the drain rate
+constexpr uint32_t kRetryElsewhere = 1;  // seconds: another router, or this one's successor
 
 // A node's own fit counts from so many answers on, and not when it idles on an old one.
 constexpr uint64_t kAnswersToKnow = 8;
@@ -60,6 +61,7 @@ void Dispatcher::on_node_disconnected(NodeHandle node) {
 }
 void Dispatcher::tick() { impl_->tick(); }
 void Dispatcher::drain() { impl_->drain(); }
+void Dispatcher::cut() { impl_->cut(); }
 size_t Dispatcher::open_requests() const { return impl_->open_requests(); }
 std::shared_ptr<const ClusterSnapshot> Dispatcher::snapshot() const { return impl_->snapshot(); }
 const DispatchCounters& Dispatcher::counters() const { return impl_->counters(); }
@@ -79,7 +81,7 @@ void Dispatcher::Impl::submit(std::vector<Submission> choices, std::shared_ptr<A
   uint32_t wait = 0;
   if (draining_) {
     refusal = make_error(ErrorCode::kUnavailable, "the router is shutting down; ask another one");
-    wait = 1;
+    wait = kRetryElsewhere;
   } else if (!queue_.empty() && queue_.size() + choices.size() > options_.queue_capacity) {
     // An empty queue takes a request of any number of choices: the API bounds that.
     refusal = make_error(ErrorCode::kQueueFull,
@@ -127,6 +129,17 @@ void Dispatcher::Impl::cancel(RequestId id, bool satisfied) {
 }
 
 void Dispatcher::Impl::drain() { draining_ = true; }
+
+void Dispatcher::Impl::cut() {
+  const Error error =
+      make_error(ErrorCode::kUnavailable,
+                 "the router is shutting down before the answer is complete; send it again");
+  std::vector<RequestId> open;
+  for (const auto& [id, r] : requests_) open.push_back(r->id);
+  for (RequestId id : open) {
+    if (Request* r = request(id.value)) fail(*r, error, kRetryElsewhere);
+  }
+}
 
 void Dispatcher::Impl::pump() {
   if (pumping_) return;

@@ -62,6 +62,8 @@ class Dispatcher {
 
   // Refuses new submissions from now on with kUnavailable; what was admitted runs on.
   void drain();
+  // Ends every open request with kUnavailable: the router ends.
+  void cut();
   // Requests that have not ended.
   [[nodiscard]] size_t open_requests() const;
 

@@ -105,6 +105,7 @@ class Dispatcher::Impl {
   void remove_node(NodeHandle handle, const std::string& why);
   void tick();
   void drain();
+  void cut();
   std::shared_ptr<const ClusterSnapshot> snapshot() const;
 
   [[nodiscard]] size_t open_requests() const { return requests_.size(); }

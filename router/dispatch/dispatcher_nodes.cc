@@ -291,6 +291,7 @@ std::shared_ptr<const ClusterSnapshot> Dispatcher::Impl::snapshot() const {
   }
   s->running = static_cast<uint32_t>(requests_.size() - std::min(requests_.size(), queue_.size()));
   s->ready = s->ready && !draining_;
+  s->draining = draining_;
   s->counters = counters_;
   return s;
 }

@@ -150,6 +150,7 @@ struct ClusterSnapshot {
   double queue_oldest_seconds = 0;
   uint32_t running = 0;      // admitted and not finished
   bool ready = false;        // a decode node is admitted and takes work
+  bool draining = false;     // nothing new is taken
   uint32_t max_context = 0;  // the smallest of the nodes'; 0: no node
   DispatchCounters counters;
 };

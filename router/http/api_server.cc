@@ -352,7 +352,9 @@ void ApiServer::ready(HttpRequest, HttpResponder responder) const {
   HttpResponse response;
   response.status = snapshot->ready ? 200 : 503;
   response.body = fmt::format("{{\"status\":\"{}\",\"decode_nodes\":{},\"prefill_nodes\":{}}}",
-                              snapshot->ready ? "ready" : "waiting for a decode node",
+                              snapshot->ready      ? "ready"
+                              : snapshot->draining ? "draining"
+                                                   : "waiting for a decode node",
                               count(NodeRole::kDecode), count(NodeRole::kPrefill));
   answer(responder, "health", std::move(response));
 }

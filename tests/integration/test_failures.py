@@ -432,10 +432,25 @@ def test_a_second_signal_cuts_the_routers_drain_short(start):
     cluster.kill("router", signal.SIGTERM)
     wait_until(lambda: "draining" in (cluster.run_dir / "router.log").read_text(), 20, "a router that drains")
     cluster.kill("router", signal.SIGTERM)
+    last = list(stream.events())[-1]
+    assert not stream.done and last["error"]["code"] == "unavailable", last
     wait_until(lambda: cluster.pid("router") not in (0, old), 20, "a new router process")
     cluster.wait_ready()
     stream.close()
     cluster.wait_idle()
+
+
+@pytest.mark.parametrize("first, second", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGTERM)])
+def test_a_second_signal_to_the_supervisor_still_tells_clients(first, second, start):
+    cluster = start({"router": {"drain_timeout": "1h"}})
+    stream = long_answer(cluster, 3500)
+    next(iter(stream.events()))
+    os.kill(cluster.process.pid, first)
+    wait_until(lambda: "draining" in (cluster.run_dir / "router.log").read_text(), 20, "a router that drains")
+    os.kill(cluster.process.pid, second)
+    last = list(stream.events())[-1]
+    assert not stream.done and last["error"]["code"] == "unavailable", last
+    assert cluster.process.wait(20 * SLOWDOWN) == 0
 
 
 def test_down_stops_a_detached_cluster(tmp_path):

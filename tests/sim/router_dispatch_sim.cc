@@ -419,6 +419,23 @@ TEST(Shutdown, DrainingRefusesNewRequestsAndFinishesOldOnes) {
   c.expect_right_answer(first);
 }
 
+TEST(Shutdown, WhatIsCutEndsOnceAndLeavesNothingBehind) {
+  Pair c;
+  std::vector<uint64_t> open;
+  for (int i = 0; i < 40; ++i) open.push_back(c.submit(100, 30));
+  c.run(milliseconds(100));  // some wait, some are on their way, some generate
+  c.dispatcher->drain();
+  c.dispatcher->cut();
+  EXPECT_EQ(c.dispatcher->open_requests(), 0U);
+  for (uint64_t id : open) {
+    if (!c.answer(id).error) continue;
+    EXPECT_EQ(c.answer(id).error->code, ErrorCode::kUnavailable);
+  }
+  EXPECT_TRUE(c.answer(open.back()).error);
+  c.settle(seconds(5));
+  c.expect_no_leaks();
+}
+
 // Everything at once: nodes crash (loudly and silently), come back, refuse, fail, lose and repeat;
 // clients leave. Whatever happens, an answer that ends well is the right one, every request ends
 // once, and nothing is left anywhere.

@@ -77,7 +77,7 @@ struct Supervisor::State {
   bool announced = false;
   bool stopping = false;
   const bool on_terminal = has_terminal();  // asked before it may be gone; else nohup
-  bool kill_now = false;
+  bool hurry = false;                       // a second signal has come
 
   State(const ClusterConfig& c, const Environment& e, SupervisorOptions o, Callbacks cb,
         const Clock& k)
@@ -154,7 +154,7 @@ void Supervisor::State::wait_for_signal(Duration timeout) {
   const timespec wait{.tv_sec = whole.count(), .tv_nsec = (timeout - whole).count()};
   const int signal = ::sigtimedwait(&set, nullptr, &wait);
   if (signal == SIGINT || signal == SIGTERM || (signal == SIGHUP && on_terminal)) {
-    kill_now = kill_now || (stopping && signal == SIGINT);
+    hurry = hurry || (stopping && signal != SIGHUP);
     stopping = true;
   }
   reap();
@@ -307,7 +307,7 @@ Duration Supervisor::State::drain_limit(bool routers) const {
   return longest;
 }
 
-// SIGTERM, and SIGKILL for what is left after the drain time.
+// SIGTERM, another one when there is hurry, and SIGKILL for what is left after the time for either.
 void Supervisor::State::stop_roles(bool routers) {
   const auto left = [&] {
     return std::any_of(roles.begin(), roles.end(),
@@ -319,10 +319,16 @@ void Supervisor::State::stop_roles(bool routers) {
     }
   };
   signal_all(SIGTERM);
-  const TimePoint deadline = clock.now() + drain_limit(routers) + kAfterDrain;
+  TimePoint deadline = clock.now() + drain_limit(routers) + kAfterDrain;
+  bool hurried = false;
   bool killed = false;
   while (left()) {
-    if (!killed && (kill_now || clock.now() > deadline)) {
+    if (hurry && !hurried) {  // a router then tells its clients that it goes
+      signal_all(SIGTERM);
+      deadline = std::min(deadline, clock.now() + kAfterDrain);
+      hurried = true;
+    }
+    if (!killed && clock.now() > deadline) {
       signal_all(SIGKILL);
       killed = true;
     }
