@@ -44,6 +44,10 @@ enum class Secrets : uint8_t { kHide, kShow };
 [[nodiscard]] std::string print_config(const ClusterConfig& config,
                                        Secrets secrets = Secrets::kHide);
 
+// Every key with its value as it stands in a file: {"decode[0].cpus", "[0, 1]"}. Secrets are "".
+[[nodiscard]] std::map<std::string, std::string, std::less<>> spell_values(
+    const ClusterConfig& config);
+
 // docs/configuration.md.
 [[nodiscard]] std::string generate_config_docs();
 

@@ -3,6 +3,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 
 namespace tandem {
@@ -126,6 +127,15 @@ Result<ByteSize> parse_size(std::string_view text) {
 std::string format_size(ByteSize size) {
   if (size.bytes == 0) return "0B";
   return format_quantity(size.bytes, kSizeUnits.data(), kBinarySizeUnits);
+}
+
+std::string approximate_size(uint64_t bytes) {
+  const bool large = bytes >= gib(1).bytes;
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f %s",
+                static_cast<double>(bytes) / static_cast<double>((large ? gib(1) : mib(1)).bytes),
+                large ? "GiB" : "MiB");
+  return text;
 }
 
 Result<uint64_t> parse_integer(std::string_view text) {

@@ -19,6 +19,9 @@ namespace tandem {
 [[nodiscard]] Result<ByteSize> parse_size(std::string_view text);
 [[nodiscard]] std::string format_size(ByteSize size);
 
+// For people: "23.4 GiB", "310.0 MiB".
+[[nodiscard]] std::string approximate_size(uint64_t bytes);
+
 // Decimal digits only. Errors say whether it is no number or too large.
 [[nodiscard]] Result<uint64_t> parse_integer(std::string_view text);
 [[nodiscard]] Result<double> parse_number(std::string_view text);

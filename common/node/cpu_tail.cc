@@ -49,6 +49,24 @@ Result<TailThresholds> tail_thresholds(const CpuTailSettings& settings, uint64_t
   return t;
 }
 
+Result<TailPlan> plan_tail(const CpuTailSettings& settings, const NodeModel& model) {
+  TailPlan plan{.layout = model.layout, .blocks = 0, .thresholds = {}};
+  TANDEM_ASSIGN(plan.thresholds,
+                tail_thresholds(settings, uint64_t{model.blocks} * model.layout.block_bytes()));
+  if (settings.format != KvFormatChoice::kAuto)
+    plan.layout.format = kv_format(settings.format, model.weights);
+  const uint64_t blocks = settings.memory.bytes / plan.layout.block_bytes();
+  if (blocks < kFewestBlocks) {
+    return fail(ErrorCode::kConfig,
+                "cpu_tail.memory holds " + std::to_string(blocks) + " blocks of " +
+                    std::to_string(plan.layout.block_bytes()) + " bytes, at least " +
+                    std::to_string(kFewestBlocks) + " are needed; raise it",
+                "cpu_tail.memory");
+  }
+  plan.blocks = static_cast<uint32_t>(std::min<uint64_t>(blocks, 1U << 30));
+  return plan;
+}
+
 CpuTail::CpuTail(Deps deps)
     : deps_(std::move(deps)),
       device_(deps_.clock, deps_.on_step),
@@ -62,35 +80,21 @@ Result<std::unique_ptr<CpuTail>> CpuTail::create(Deps deps) {
 
 Status CpuTail::load() {
   const CpuTailSettings& settings = deps_.config.cpu_tail;
-  TANDEM_ASSIGN(thresholds_, tail_thresholds(settings, uint64_t{deps_.model.blocks} *
-                                                           deps_.model.layout.block_bytes()));
-  layout_ = deps_.model.layout;
-  if (settings.format != KvFormatChoice::kAuto) {
-    layout_.format = kv_format(settings.format, deps_.model.weights);
-  }
-  const uint64_t blocks = settings.memory.bytes / layout_.block_bytes();
-  if (blocks < kFewestBlocks) {
-    return fail(ErrorCode::kConfig,
-                "cpu_tail.memory holds " + std::to_string(blocks) + " blocks of " +
-                    std::to_string(layout_.block_bytes()) + " bytes, at least " +
-                    std::to_string(kFewestBlocks) + " are needed",
-                "cpu_tail.memory");
-  }
-  blocks_ = static_cast<uint32_t>(std::min<uint64_t>(blocks, 1U << 30));
+  TANDEM_ASSIGN(plan_, plan_tail(settings, deps_.model));
   TANDEM_TRY(device_.start([this] { return make_engine(); }));
-  TANDEM_ASSIGN(kv_, KvStore::create({.pool = {.layout = layout_,
-                                               .blocks = blocks_,
-                                               .tails = tails_of(layout_, deps_.tails),
+  TANDEM_ASSIGN(kv_, KvStore::create({.pool = {.layout = plan_.layout,
+                                               .blocks = plan_.blocks,
+                                               .tails = tails_of(plan_.layout, deps_.tails),
                                                .memory = {}},
                                       .prefix_cache = false},
                                      std::move(memory_)));
-  TANDEM_TRY(mover_.start(deps_.device, least_staging(deps_.model.layout, layout_)));
-  deps_.log.info("cpu_tail", {{"layout", layout_.describe()},
-                              {"blocks", blocks_},
+  TANDEM_TRY(mover_.start(deps_.device, least_staging(deps_.model.layout, plan_.layout)));
+  deps_.log.info("cpu_tail", {{"layout", plan_.layout.describe()},
+                              {"blocks", plan_.blocks},
                               {"threads", deps_.threads},
                               {"after_tokens", settings.after_tokens},
-                              {"free_below_bytes", thresholds_.free_below},
-                              {"return_above_bytes", thresholds_.return_above}});
+                              {"free_below_bytes", plan_.thresholds.free_below},
+                              {"return_above_bytes", plan_.thresholds.return_above}});
   return {};
 }
 
@@ -105,8 +109,8 @@ Result<StepFunction> CpuTail::make_engine() {
                                        {.max_rows = deps_.settings.max_sequences,
                                         .max_context = deps_.model.max_context}));
   TANDEM_ASSIGN(PooledEngine pooled,
-                give_pool(ops, std::move(engine), layout_, blocks_, tails_of(layout_, deps_.tails),
-                          deps_.settings.max_sequences));
+                give_pool(ops, std::move(engine), plan_.layout, plan_.blocks,
+                          tails_of(plan_.layout, deps_.tails), deps_.settings.max_sequences));
   memory_ = std::move(pooled.memory);
   return std::move(pooled.step);
 }

@@ -25,6 +25,16 @@ struct TailThresholds {
 [[nodiscard]] Result<TailThresholds> tail_thresholds(const CpuTailSettings& settings,
                                                      uint64_t pool_bytes);
 
+// The pool of a tail beside a node's, and when it is used.
+struct TailPlan {
+  kv::KvLayout layout;
+  uint32_t blocks = 0;
+  TailThresholds thresholds;
+};
+// kConfig, with the key at fault, when it holds too little or the numbers make no sense for the
+// node's pool, whose size must be known. Pure.
+[[nodiscard]] Result<TailPlan> plan_tail(const CpuTailSettings& settings, const NodeModel& model);
+
 // What a decode node has beside its device to go on with long requests: a CPU engine on a device
 // thread of its own, a KV pool in host memory, and the thread that moves pages between the pools.
 // Made on main()'s thread; the store belongs to the control thread from then on.
@@ -52,7 +62,7 @@ class CpuTail {
   [[nodiscard]] KvStore& kv() { return *kv_; }
   [[nodiscard]] StepExecutor& executor() { return device_; }
   [[nodiscard]] PageMover& mover() { return mover_; }
-  [[nodiscard]] TailThresholds thresholds() const { return thresholds_; }
+  [[nodiscard]] TailThresholds thresholds() const { return plan_.thresholds; }
 
  private:
   explicit CpuTail(Deps deps);
@@ -60,9 +70,7 @@ class CpuTail {
   [[nodiscard]] Result<StepFunction> make_engine();
 
   const Deps deps_;
-  TailThresholds thresholds_;
-  kv::KvLayout layout_;
-  uint32_t blocks_ = 0;
+  TailPlan plan_;
   std::unique_ptr<kv::PageMemory> memory_;  // until the store has it
   std::unique_ptr<KvStore> kv_;
   DeviceThread device_;

@@ -37,12 +37,13 @@ Result<std::unique_ptr<engine::Ops>> create_ops(const ClusterConfig& config,
   return ops;
 }
 
-Status size_pool(const NodeSettings& settings, engine::Ops& ops, uint32_t tails, NodeModel& model) {
+Status size_pool(const ClusterConfig& config, const NodeSettings& settings, engine::Ops& ops,
+                 uint32_t tails, NodeModel& model) {
   TANDEM_ASSIGN(const auto limit, ops.kv_memory_limit(model.layout));
   const uint64_t tail_bytes = tails * model.layout.tail_layout().block_bytes();
   const uint64_t bytes = limit.value_or(0);
   const uint64_t rest = bytes > tail_bytes ? bytes - tail_bytes : 0;
-  return set_blocks(settings, rest / model.layout.block_bytes(), model);
+  return set_blocks(config, settings, rest / model.layout.block_bytes(), model);
 }
 
 }  // namespace
@@ -73,7 +74,7 @@ Result<NodeEngine> create_node_engine(const ClusterConfig& config, const NodeSet
                                       .max_context = model.max_context};
   TANDEM_ASSIGN(std::shared_ptr<engine::Engine> engine,
                 engine::Engine::create(*model.checkpoint, *ops, options));
-  if (model.blocks == 0) TANDEM_TRY(size_pool(settings, *ops, tails, model));
+  if (model.blocks == 0) TANDEM_TRY(size_pool(config, settings, *ops, tails, model));
   NodeEngine made;
   TANDEM_ASSIGN(made.pooled, give_pool(ops, std::move(engine), model.layout, model.blocks, tails,
                                        settings.max_sequences));

@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "common/base/machine_memory.h"
 #include "common/model/text.h"
 
 namespace tandem::node {
@@ -57,15 +58,28 @@ kv::KvFormat kv_format(KvFormatChoice choice, DType weights) {
   return weights == DType::kF32 ? kv::KvFormat::kF32 : kv::KvFormat::kBf16;
 }
 
-Status set_blocks(const NodeSettings& node, uint64_t blocks, NodeModel& model) {
+std::string pool_size_key(const ClusterConfig& config, const NodeSettings& node) {
+  if (node.kv_blocks != 0) return "kv_blocks";
+  if (node.kv_memory.bytes != 0) return "kv_memory";
+  return config.kv.blocks != 0 ? "kv.blocks" : "kv.memory";
+}
+
+uint32_t wanted_context(const ModelSettings& settings, const model::ModelConfig& model) {
+  if (settings.max_context == 0) return model.max_positions;
+  return std::min(model.max_positions, settings.max_context);
+}
+
+Status set_blocks(const ClusterConfig& config, const NodeSettings& node, uint64_t blocks,
+                  NodeModel& model) {
   if (blocks < kFewestBlocks) {
+    const std::string key = pool_size_key(config, node);
     return fail(ErrorCode::kConfig,
                 "node " + node.name + ": the KV memory holds " + std::to_string(blocks) +
                     " blocks of " + std::to_string(model.layout.block_bytes()) + " bytes (" +
                     model.layout.describe() + "), at least " + std::to_string(kFewestBlocks) +
-                    " are needed: raise kv.memory" +
+                    " are needed; raise " + key +
                     (model.device.cuda ? " or gpu_memory_utilization" : ""),
-                "kv.memory");
+                key);
   }
   model.blocks = static_cast<uint32_t>(std::min<uint64_t>(blocks, 1U << 30));
   const uint64_t positions = uint64_t{model.blocks} * kv::kBlockTokens;
@@ -73,18 +87,21 @@ Status set_blocks(const NodeSettings& node, uint64_t blocks, NodeModel& model) {
   return {};
 }
 
-Result<NodeModel> open_node_model(const ClusterConfig& config, const NodeSettings& node,
-                                  const Clock& clock) {
+Status check_pool_memory(const ClusterConfig& config, const NodeSettings& node,
+                         const NodeModel& model, uint64_t memory) {
+  const uint64_t bytes = uint64_t{model.blocks} * model.layout.block_bytes();
+  if (memory == 0 || bytes <= memory) return {};
+  const std::string key = pool_size_key(config, node);
+  return fail(ErrorCode::kConfig,
+              "node " + node.name + ": its KV blocks take " + approximate_size(bytes) +
+                  ", and this machine has " + approximate_size(memory) + "; lower " + key,
+              key);
+}
+
+Result<NodeModel> plan_node_model(const ClusterConfig& config, const NodeSettings& node,
+                                  const model::ModelConfig& m) {
   NodeModel result;
-  const bool dummy = config.model.load_format == LoadFormat::kDummy;
-  TANDEM_ASSIGN(result.checkpoint,
-                model::Checkpoint::open(
-                    config.model.path,
-                    {.format = dummy ? model::LoadFormat::kDummy : model::LoadFormat::kAuto}));
-  const model::ModelConfig& m = result.checkpoint->config();
-  TANDEM_ASSIGN(auto text, model::load_text(*result.checkpoint, clock));
   result.id = served_model_id(config.model);
-  result.tokenizer_hash = std::string(text.tokenizer->hash());
   auto device = parse_device(node.device);
   if (!device) {
     return fail(ErrorCode::kConfig, "node " + node.name + ": " + device.error().detail, "device");
@@ -95,7 +112,7 @@ Result<NodeModel> open_node_model(const ClusterConfig& config, const NodeSetting
     if (config.model.dtype == WeightType::kFloat32) {
       return fail(ErrorCode::kConfig,
                   "node " + node.name +
-                      ": the CUDA engine keeps weights in bf16, not float32: use "
+                      ": the CUDA engine keeps weights in bf16, not float32; use "
                       "model.dtype auto or bf16, or device cpu",
                   "model.dtype");
     }
@@ -105,14 +122,34 @@ Result<NodeModel> open_node_model(const ClusterConfig& config, const NodeSetting
                    .kv_heads = m.kv_heads,
                    .head_dim = m.head_dim,
                    .format = kv_format(config.kv.format, result.weights)};
-  TANDEM_TRY(kv::validate(result.layout));
-  uint64_t context = m.max_positions;
-  if (config.model.max_context != 0)
-    context = std::min<uint64_t>(context, config.model.max_context);
-  result.max_context = static_cast<uint32_t>(context);
-  if (const auto blocks = configured_blocks(config, node, result.layout, result.device.cuda)) {
-    TANDEM_TRY(set_blocks(node, *blocks, result));
+  if (const Status valid = kv::validate(result.layout); !valid)
+    return fail(ErrorCode::kConfig, valid.error().detail, "model.path");
+  if (result.device.cuda && result.layout.format == kv::KvFormat::kF32) {
+    return fail(ErrorCode::kConfig,
+                "node " + node.name + ": the CUDA engine keeps no float32 KV cache; use bf16",
+                "kv.format");
   }
+  result.max_context = wanted_context(config.model, m);
+  if (const auto blocks = configured_blocks(config, node, result.layout, result.device.cuda)) {
+    TANDEM_TRY(set_blocks(config, node, *blocks, result));
+  }
+  return result;
+}
+
+Result<std::unique_ptr<model::Checkpoint>> open_checkpoint(const ModelSettings& settings) {
+  const bool dummy = settings.load_format == LoadFormat::kDummy;
+  return model::Checkpoint::open(
+      settings.path, {.format = dummy ? model::LoadFormat::kDummy : model::LoadFormat::kAuto});
+}
+
+Result<NodeModel> open_node_model(const ClusterConfig& config, const NodeSettings& node,
+                                  const Clock& clock) {
+  TANDEM_ASSIGN(auto checkpoint, open_checkpoint(config.model));
+  TANDEM_ASSIGN(const auto text, model::load_text(*checkpoint, clock));
+  TANDEM_ASSIGN(NodeModel result, plan_node_model(config, node, checkpoint->config()));
+  if (!result.device.cuda) TANDEM_TRY(check_pool_memory(config, node, result, machine_memory()));
+  result.tokenizer_hash = std::string(text.tokenizer->hash());
+  result.checkpoint = std::move(checkpoint);
   return result;
 }
 

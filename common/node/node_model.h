@@ -28,7 +28,17 @@ struct NodeModel {
   uint32_t max_context = 0;  // of the model, the configuration and the pool the least
 };
 
-// Opens the model and reads its tokenizer. Errors name the file or the key at fault.
+// What follows from the model's config.json alone, without its files: everything but `checkpoint`
+// and `tokenizer_hash`. Pure.
+[[nodiscard]] Result<NodeModel> plan_node_model(const ClusterConfig& config,
+                                                const NodeSettings& node,
+                                                const model::ModelConfig& model);
+
+// Opens the model of the file; errors name the file or the key at fault.
+[[nodiscard]] Result<std::unique_ptr<model::Checkpoint>> open_checkpoint(
+    const ModelSettings& settings);
+
+// Opens the model, reads its tokenizer and plans. Errors name the file or the key at fault.
 [[nodiscard]] Result<NodeModel> open_node_model(const ClusterConfig& config,
                                                 const NodeSettings& node, const Clock& clock);
 
@@ -36,7 +46,21 @@ struct NodeModel {
 [[nodiscard]] kv::KvFormat kv_format(KvFormatChoice choice, DType weights);
 
 // Sets what follows from the size of the pool; fails when it is too small to be one.
-[[nodiscard]] Status set_blocks(const NodeSettings& node, uint64_t blocks, NodeModel& model);
+[[nodiscard]] Status set_blocks(const ClusterConfig& config, const NodeSettings& node,
+                                uint64_t blocks, NodeModel& model);
+
+// The key that says how large the pool is: "kv.memory", "kv.blocks", or of the node's section
+// "kv_memory" or "kv_blocks".
+[[nodiscard]] std::string pool_size_key(const ClusterConfig& config, const NodeSettings& node);
+
+// The longest prompt and output that the file and the model allow, whatever the pool holds.
+[[nodiscard]] uint32_t wanted_context(const ModelSettings& settings,
+                                      const model::ModelConfig& model);
+
+// Whether a pool in host memory can ever be filled on a machine that has `memory` bytes; 0 is not
+// known and enough.
+[[nodiscard]] Status check_pool_memory(const ClusterConfig& config, const NodeSettings& node,
+                                       const NodeModel& model, uint64_t memory);
 
 // Compute threads of one node: its `threads`, or an equal share of the `cpus` this process may use
 // among the nodes of its file.

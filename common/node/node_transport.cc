@@ -104,6 +104,30 @@ ChosenTransport choose_transport(const TransportSettings& settings, const Transp
   return choose_by_links(place.links);
 }
 
+Status check_kind(TransportChoice kind, const DeviceChoice& device) {
+  const std::string name(kTransportChoiceNames[static_cast<size_t>(kind)]);
+  switch (kind) {
+    case TransportChoice::kAuto:
+    case TransportChoice::kUcx:
+      return {};
+    case TransportChoice::kCudaIpc:
+    case TransportChoice::kNccl:
+      if (device.cuda) return {};
+      return fail(ErrorCode::kConfig,
+                  name +
+                      " moves pages of a GPU, and this node's are on the host; use auto or ucx, "
+                      "or device: cuda",
+                  "transport.kind");
+    case TransportChoice::kInproc:
+      return fail(ErrorCode::kConfig,
+                  name +
+                      " joins nodes inside of one process only, and these are separate "
+                      "processes; use auto, cuda_ipc, nccl or ucx",
+                  "transport.kind");
+  }
+  return {};
+}
+
 Result<std::unique_ptr<transport::Transport>> open_transport(
     const ChosenTransport& chosen, const TransportSettings& settings,
     std::optional<uint32_t> device, const std::vector<std::string>& libraries,
@@ -112,6 +136,7 @@ Result<std::unique_ptr<transport::Transport>> open_transport(
       .device = static_cast<int>(device.value_or(0)),
       .libraries = libraries,
       .on_warning = on_warning};
+  TANDEM_TRY(check_kind(chosen.kind, {.cuda = device.has_value(), .index = device.value_or(0)}));
   switch (chosen.kind) {
     case TransportChoice::kUcx:
       if (device && settings.ucx_tls.find("cuda") != std::string::npos) {
@@ -133,10 +158,7 @@ Result<std::unique_ptr<transport::Transport>> open_transport(
     case TransportChoice::kInproc:
       break;
   }
-  return fail(ErrorCode::kConfig,
-              "transport 'inproc' joins nodes inside of one process only; these are separate "
-              "processes: use 'auto', 'cuda_ipc', 'nccl' or 'ucx'",
-              "transport.kind");
+  return fail(ErrorCode::kInternal, "no transport was chosen");
 }
 
 std::map<std::string, std::string> library_versions(const transport::Transport& transport,

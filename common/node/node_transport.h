@@ -10,6 +10,7 @@
 
 #include "common/base/result.h"
 #include "common/config/cluster_config.h"
+#include "common/config/units.h"
 #include "common/node/card_links.h"
 #include "common/transport/transport.h"
 
@@ -50,8 +51,12 @@ struct ChosenTransport {
 [[nodiscard]] ChosenTransport choose_transport(const TransportSettings& settings,
                                                const TransportPlace& place);
 
-// The transport that was chosen; never another one. inproc is refused with the reason: nodes are
-// separate processes. `libraries`: folders searched first for NCCL.
+// What is wrong with a transport.kind for a node on that device, whatever the machine has: nodes
+// are separate processes, and some transports move pages of GPUs only.
+[[nodiscard]] Status check_kind(TransportChoice kind, const DeviceChoice& device);
+
+// The transport that was chosen; never another one. What check_kind() refuses is refused.
+// `libraries`: folders searched first for NCCL.
 [[nodiscard]] Result<std::unique_ptr<transport::Transport>> open_transport(
     const ChosenTransport& chosen, const TransportSettings& settings,
     std::optional<uint32_t> device, const std::vector<std::string>& libraries,

@@ -67,16 +67,34 @@ void LogValue::append_to(std::string& out) const {
   }
 }
 
+namespace {
+
+tl::unexpected<Error> cannot_write(const std::string& path, int reason) {
+  return fail(ErrorCode::kConfig,
+              "cannot write the log to " + (path.empty() ? "standard error" : path) + ": " +
+                  std::strerror(reason) + "; name a file in a folder where this user may write",
+              "log.file");
+}
+
+}  // namespace
+
+Status LogSink::check(const std::string& path) {
+  if (path.empty()) return {};
+  // Not waiting for the reader of a pipe.
+  const Fd fd(::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NONBLOCK));
+  if (fd || errno == ENXIO) return {};
+  if (errno != ENOENT) return cannot_write(path, errno);
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  if (::faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) == 0) return {};
+  return cannot_write(path, errno);
+}
+
 Result<std::unique_ptr<LogSink>> LogSink::open(const std::string& path, const Clock& clock) {
   const int fd = path.empty()
                      ? ::fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0)
                      : ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640);
-  if (fd < 0) {
-    return fail(ErrorCode::kConfig,
-                "cannot write the log to " + (path.empty() ? "standard error" : path) + ": " +
-                    std::strerror(errno),
-                "log.file");
-  }
+  if (fd < 0) return cannot_write(path, errno);
   return std::make_unique<LogSink>(Fd(fd), clock);
 }
 

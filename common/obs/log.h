@@ -55,6 +55,8 @@ class LogSink {
   // Appends to `path`, or writes to standard error when it is empty.
   [[nodiscard]] static Result<std::unique_ptr<LogSink>> open(const std::string& path,
                                                              const Clock& clock);
+  // Whether open() would succeed, with its error if not. Creates nothing.
+  [[nodiscard]] static Status check(const std::string& path);
   // Takes any descriptor: tests.
   LogSink(Fd fd, const Clock& clock);
   ~LogSink();

@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "common/config/environment.h"
 #include "common/config/listen_points.h"
 #include "common/net/can_listen.h"
 
@@ -31,13 +30,11 @@ Findings busy_ports(const ClusterConfig& config) {
     const ListenPoint& point = points[i];
     const Status free = check_point(point, std::span(points).first(i));
     if (free) continue;
-    const bool host = free.error().param == "host";
-    const std::string key = point.section + (host ? ".host" : ".port");
-    findings.push_back({.code = free.error().code,
-                        .key = key,
-                        .value = host ? point.host : std::to_string(point.port),
-                        .reason = free.error().detail,
-                        .remedy = "change it in the file or set " + environment_name(key)});
+    const Error error = in_section(free.error(), point.section);
+    const bool host = error.param.ends_with(".host");
+    Finding finding = finding_of(point.section + (host ? ".host" : ".port"), error);
+    finding.value = host ? point.host : std::to_string(point.port);
+    findings.push_back(std::move(finding));
   }
   return findings;
 }

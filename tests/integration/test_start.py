@@ -43,7 +43,7 @@ def test_a_model_that_is_none_ends_up_at_once(make, fragment, tmp_path):
     cluster = harness.Cluster(tmp_path / "c", {"model": {"path": str(make(tmp_path / "model"))}})
     run = up(cluster)
     assert run.returncode == 2, run.stderr
-    assert run.stderr.count("started, process") == 1
+    assert "started, process" not in run.stderr
     assert fragment in run.stderr and "model" in run.stderr
 
 
@@ -55,7 +55,7 @@ def test_a_model_that_is_none_ends_up_at_once(make, fragment, tmp_path):
 def test_values_that_cannot_work_here_end_up_at_once(change, fragments, tmp_path):
     run = up(harness.Cluster(tmp_path, change))
     assert run.returncode == 2, run.stderr
-    assert run.stderr.count("started, process") <= 3
+    assert "started, process" not in run.stderr
     for fragment in fragments:
         assert fragment in run.stderr
 

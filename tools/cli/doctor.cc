@@ -2,9 +2,11 @@
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string>
 
 #include "common/config/config.h"
+#include "common/preflight/judge.h"
 #include "tools/cli/command.h"
 #include "tools/doctor/collect.h"
 #include "tools/version.h"
@@ -31,21 +33,49 @@ std::vector<std::string> folders_from(const Environment& environment) {
   return folders;
 }
 
+// A file that is no cluster file: each line of the error is a problem of it.
+preflight::Findings problems_of(const std::string& path, const Error& error) {
+  preflight::Findings findings;
+  std::istringstream lines(error.detail);
+  for (std::string line; std::getline(lines, line);) {
+    findings.push_back(
+        {.refuses = true,
+         .code = error.code,
+         .origin = {},
+         .key = path,
+         .value = {},
+         .reason = line.starts_with(path + ": ") ? line.substr(path.size() + 2) : line,
+         .remedy = {}});
+  }
+  return findings;
+}
+
 Status doctor(const Flags& flags, CommandContext& context) {
-  std::optional<ClusterConfig> config;
+  std::optional<ClusterFile> file;
+  preflight::Findings of_file;
+  Status read;
   if (!flags.config.empty()) {
-    TANDEM_ASSIGN(config, load_cluster_config(flags.config, context.environment));
+    auto loaded = load_cluster_file(flags.config, context.environment);
+    if (loaded) {
+      file = std::move(*loaded);
+      of_file = preflight::judge(*file, preflight::read_machine(file->config), context.clock);
+    } else if (flags.json) {
+      read = fail(loaded.error());
+      of_file = problems_of(flags.config, loaded.error());
+    } else {
+      return fail(loaded.error());
+    }
   }
   const std::vector<std::string> folders =
-      config ? config->gpu.libraries : folders_from(context.environment);
+      file ? file->config.gpu.libraries : folders_from(context.environment);
   const doctor::Report report =
-      doctor::collect(config ? &*config : nullptr, folders, TANDEM_VERSION);
-  const std::vector<doctor::Finding> findings = doctor::find(report);
+      doctor::collect(file ? &file->config : nullptr, folders, TANDEM_VERSION);
+  const std::vector<doctor::Finding> findings = doctor::find(report, of_file);
   const std::string text = flags.json ? doctor::render_json(report, findings) + "\n"
                                       : doctor::render_text(report, findings);
   std::fputs(text.c_str(), stdout);
   if (!doctor::healthy(findings)) context.exit_code = kExitFailure;
-  return {};
+  return read;
 }
 
 }  // namespace
@@ -56,7 +86,8 @@ void add_doctor(CLI::App& app, CommandContext& context) {
       "doctor",
       "this machine: cards, driver, libraries, links, transports; exit code 1 if "
       "something that should work does not");
-  command->add_option("--config", flags->config, "cluster file: also check what its nodes ask for");
+  command->add_option("--config", flags->config,
+                      "cluster file: also tell what of it cannot work here, as `tandem up` would");
   command->add_flag("--json", flags->json, "print one JSON object");
   command->callback(
       [flags, &context] { run(context, "doctor", [&] { return doctor(*flags, context); }); });

@@ -14,8 +14,7 @@
 #include <string>
 
 #include "common/config/config.h"
-#include "common/preflight/finding.h"
-#include "common/preflight/ports.h"
+#include "common/preflight/judge.h"
 #include "tools/cli/command.h"
 #include "tools/number_flag.h"
 #include "tools/supervise/run_dir.h"
@@ -138,21 +137,24 @@ void redirect(const char* path, int flags, int target) {
   std::_Exit(code);
 }
 
-// All of them at once, before anything starts.
-Status check_ports(const std::string& file, const ClusterConfig& config) {
-  const preflight::Findings busy = preflight::busy_ports(config);
-  if (busy.empty()) return {};
-  std::string detail = file + " asks for ports that it cannot have:";
-  for (const preflight::Finding& finding : busy) detail += "\n  " + preflight::to_string(finding);
-  return fail(ErrorCode::kConfig, std::move(detail));
+// Everything that a role would refuse at its start, before any starts.
+Status check(const ClusterFile& file, const Clock& clock) {
+  const preflight::Findings findings =
+      preflight::judge(file, preflight::read_machine(file.config), clock);
+  for (const preflight::Finding& finding : findings) {
+    if (!finding.refuses)
+      std::fprintf(stderr, "warning: %s\n", preflight::to_string(finding).c_str());
+  }
+  return preflight::refusal(findings);
 }
 
 Status up(UpFlags flags, CommandContext& context) {
-  TANDEM_ASSIGN(const ClusterConfig config, load_cluster_config(flags.config, context.environment));
+  TANDEM_ASSIGN(const ClusterFile file, load_cluster_file(flags.config, context.environment));
+  const ClusterConfig& config = file.config;
   if (flags.run_dir.empty()) flags.run_dir = supervise::default_run_dir(context.environment);
   TANDEM_ASSIGN(const supervise::RunDirLock lock, supervise::RunDirLock::acquire(flags.run_dir));
-  TANDEM_TRY(check_ports(flags.config, config));
   supervise::Supervisor::block_signals();
+  TANDEM_TRY(check(file, context.clock));
   if (!flags.detach) {
     Voice voice(STDERR_FILENO);
     return supervise_cluster(flags, config, context, voice, [] {});

@@ -71,11 +71,7 @@ void collect_transports(Report& report) {
 
 void collect_nodes(Report& report, const ClusterConfig& config) {
   auto add = [&report](const NodeSettings& node) {
-    const auto device = parse_device(node.device);
-    report.nodes.push_back({.name = node.name,
-                            .device = node.device,
-                            .cuda = device && device->cuda,
-                            .index = device ? static_cast<int>(device->index) : 0});
+    report.nodes.push_back({.name = node.name, .device = node.device});
   };
   for (const NodeSettings& node : config.prefill) add(node);
   for (const NodeSettings& node : config.decode) add(node);

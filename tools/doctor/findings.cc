@@ -8,9 +8,14 @@ namespace {
 
 class Findings {
  public:
-  void note(std::string text) { all_.push_back({Severity::kNote, std::move(text)}); }
-  void warning(std::string text) { all_.push_back({Severity::kWarning, std::move(text)}); }
-  void problem(std::string text) { all_.push_back({Severity::kProblem, std::move(text)}); }
+  void note(std::string text) { add(Severity::kNote, std::move(text)); }
+  void warning(std::string text) { add(Severity::kWarning, std::move(text)); }
+  void problem(std::string text) { add(Severity::kProblem, std::move(text)); }
+  void add(const preflight::Finding& finding) {
+    all_.push_back({.severity = finding.refuses ? Severity::kProblem : Severity::kWarning,
+                    .text = preflight::to_string(finding),
+                    .of_file = finding});
+  }
   std::vector<Finding> take() {
     std::stable_sort(all_.begin(), all_.end(),
                      [](const Finding& a, const Finding& b) { return a.severity > b.severity; });
@@ -18,6 +23,10 @@ class Findings {
   }
 
  private:
+  void add(Severity severity, std::string text) {
+    all_.push_back({.severity = severity, .text = std::move(text), .of_file = {}});
+  }
+
   std::vector<Finding> all_;
 };
 
@@ -99,31 +108,14 @@ void find_in_cards(const Report& r, Findings& out) {
   }
 }
 
-void find_in_nodes(const Report& r, Findings& out) {
-  for (const Report::Node& node : r.nodes) {
-    if (!node.cuda) continue;
-    if (r.devices.empty()) {
-      out.problem("node " + node.name + " wants device " + node.device + ": " + r.cuda_error);
-      continue;
-    }
-    if (const Status there = cuda::check_index(node.index, r.devices); !there) {
-      out.problem("node " + node.name + ": " + there.error().detail);
-      continue;
-    }
-    const cuda::DeviceInfo& device = r.devices[static_cast<size_t>(node.index)];
-    if (const Status fits = cuda::check_architecture(device, r.architectures); !fits)
-      out.problem("node " + node.name + ": " + fits.error().detail);
-  }
-}
-
 }  // namespace
 
-std::vector<Finding> find(const Report& report) {
+std::vector<Finding> find(const Report& report, const preflight::Findings& of_file) {
   Findings out;
   find_in_system(report.system, out);
   find_in_cuda(report, out);
   find_in_cards(report, out);
-  find_in_nodes(report, out);
+  for (const preflight::Finding& finding : of_file) out.add(finding);
   for (const TransportFacts& transport : report.transports) {
     if (transport.name == "ucx" && !transport.usable)
       out.problem("UCX does not work here: " + transport.detail);

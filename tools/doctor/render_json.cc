@@ -120,6 +120,17 @@ json::array topology_json(const Report& r) {
   return rows;
 }
 
+json::object finding_json(const Finding& f) {
+  json::object object{{"severity", to_string(f.severity)}, {"text", f.text}};
+  if (!f.of_file) return object;
+  object["origin"] = text_or_null(f.of_file->origin);
+  object["key"] = f.of_file->key;
+  object["value"] = text_or_null(f.of_file->value);
+  object["reason"] = f.of_file->reason;
+  object["remedy"] = text_or_null(f.of_file->remedy);
+  return object;
+}
+
 }  // namespace
 
 std::string render_json(const Report& r, const std::vector<Finding>& findings) {
@@ -129,8 +140,7 @@ std::string render_json(const Report& r, const std::vector<Finding>& findings) {
   for (const TransportFacts& t : r.transports)
     transports.push_back({{"name", t.name}, {"usable", t.usable}, {"detail", t.detail}});
   for (const Report::Node& n : r.nodes) nodes.push_back({{"name", n.name}, {"device", n.device}});
-  for (const Finding& f : findings)
-    found.push_back({{"severity", to_string(f.severity)}, {"text", f.text}});
+  for (const Finding& f : findings) found.push_back(finding_json(f));
   const json::object all{{"version", r.version},
                          {"healthy", healthy(findings)},
                          {"system", system_json(r)},

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -7,6 +8,7 @@
 #include "common/cuda/card_health.h"
 #include "common/cuda/device_info.h"
 #include "common/cuda/libraries.h"
+#include "common/preflight/finding.h"
 #include "tools/doctor/system_facts.h"
 
 namespace tandem::doctor {
@@ -39,12 +41,10 @@ struct Report {
   bool ucx_knows_cuda = false;
   std::vector<TransportFacts> transports;
 
-  // From the cluster file, if one was given: what its nodes ask for.
+  // Of the cluster file, if one was given.
   struct Node {
     std::string name;
     std::string device;
-    bool cuda = false;
-    int index = 0;
   };
   std::vector<Node> nodes;
 };
@@ -57,11 +57,13 @@ enum class Severity : uint8_t {
 [[nodiscard]] std::string_view to_string(Severity severity);  // "note", "warning", "problem"
 struct Finding {
   Severity severity = Severity::kNote;
-  std::string text;  // what, and what to do
+  std::string text;                                // what, and what to do
+  std::optional<preflight::Finding> of_file = {};  // when a cluster file is at fault: where
 };
 
-// Pure. Problems first.
-[[nodiscard]] std::vector<Finding> find(const Report& report);
+// Of the machine, and of a cluster file that was judged against it. Pure. Problems first.
+[[nodiscard]] std::vector<Finding> find(const Report& report,
+                                        const preflight::Findings& of_file = {});
 [[nodiscard]] bool healthy(const std::vector<Finding>& findings);  // no problem among them
 
 [[nodiscard]] std::string render_text(const Report& report, const std::vector<Finding>& findings);

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <climits>
 #include <cstring>
 #include <string>
@@ -31,26 +32,36 @@ void rest() {
     __asm__ volatile("nop\n nop\n nop\n nop\n nop\n nop\n nop\n nop" ::: "memory");
 }
 
+// "0-3, 8": the CPUs of a set.
+std::string spell(const cpu_set_t& set) {
+  std::string text;
+  for (size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &set)) continue;
+    size_t last = cpu;
+    while (last + 1 < CPU_SETSIZE && CPU_ISSET(last + 1, &set)) ++last;
+    text += (text.empty() ? "" : ", ") + std::to_string(cpu);
+    if (last > cpu) text += "-" + std::to_string(last);
+    cpu = last;
+  }
+  return text;
+}
+
+Status no_such_cpu(int cpu, int reason) {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  (void)sched_getaffinity(0, sizeof allowed, &allowed);
+  return fail(ErrorCode::kConfig,
+              "no compute thread can be pinned to CPU " + std::to_string(cpu) + " (" +
+                  std::strerror(reason) + "); this process may use " + spell(allowed),
+              "cpus");
+}
+
 Status pin(pthread_t thread, int cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);
   CPU_SET(static_cast<size_t>(cpu), &set);
-  if (const int rc = pthread_setaffinity_np(thread, sizeof set, &set); rc != 0)
-    return fail(ErrorCode::kConfig,
-                "cannot pin a compute thread to CPU " + std::to_string(cpu) + ": " +
-                    std::strerror(rc) + "; list CPUs this process may use (taskset -p)",
-                "cpus");
-  return {};
-}
-
-// The leader is pinned when it first runs a job, too late to refuse: try its CPU on this thread.
-Status try_pin(int cpu) {
-  cpu_set_t before;
-  CPU_ZERO(&before);
-  (void)pthread_getaffinity_np(pthread_self(), sizeof before, &before);
-  const Status pinned = pin(pthread_self(), cpu);
-  if (pinned) (void)pthread_setaffinity_np(pthread_self(), sizeof before, &before);
-  return pinned;
+  const int rc = pthread_setaffinity_np(thread, sizeof set, &set);
+  return rc == 0 ? Status() : no_such_cpu(cpu, rc);
 }
 
 long futex(std::atomic<uint32_t>& word, int operation, uint32_t value) {
@@ -59,6 +70,16 @@ long futex(std::atomic<uint32_t>& word, int operation, uint32_t value) {
 }
 
 }  // namespace
+
+Status can_pin(int cpu) {
+  if (cpu < 0 || cpu >= CPU_SETSIZE) return no_such_cpu(cpu, EINVAL);
+  cpu_set_t before;
+  CPU_ZERO(&before);
+  (void)pthread_getaffinity_np(pthread_self(), sizeof before, &before);
+  const Status pinned = pin(pthread_self(), cpu);
+  if (pinned) (void)pthread_setaffinity_np(pthread_self(), sizeof before, &before);
+  return pinned;
+}
 
 ThreadPool::ThreadPool(std::vector<int> cpus) : cpus_(std::move(cpus)) {}
 
@@ -69,10 +90,8 @@ Result<std::unique_ptr<ThreadPool>> ThreadPool::create(uint32_t threads, std::ve
                 std::to_string(cpus.size()) + " CPUs are listed for " + std::to_string(threads) +
                     " threads: list one per thread",
                 "cpus");
-  for (const int cpu : cpus)
-    if (cpu < 0 || cpu >= CPU_SETSIZE)
-      return fail(ErrorCode::kConfig, "there is no CPU " + std::to_string(cpu), "cpus");
-  if (!cpus.empty()) TANDEM_TRY(try_pin(cpus[0]));
+  // The leader is pinned when it first runs a job, too late to refuse.
+  for (const int cpu : cpus) TANDEM_TRY(can_pin(cpu));
   std::unique_ptr<ThreadPool> pool(new ThreadPool(std::move(cpus)));
   pool->stretches_ = std::make_unique<Stretch[]>(threads);
   for (uint32_t i = 1; i < threads; ++i) {

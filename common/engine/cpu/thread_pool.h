@@ -10,6 +10,10 @@
 
 namespace tandem::engine {
 
+// Whether a compute thread can be pinned to that CPU, with the error of ThreadPool::create if not.
+// The calling thread stays where it was.
+[[nodiscard]] Status can_pin(int cpu);
+
 // The threads that compute one engine's steps. The device thread leads: run() hands a job to the
 // workers, works itself and returns when all who joined are done. Workers serve nothing else.
 //

@@ -13,6 +13,7 @@
 #include "common/transport/shm/shm_fabric.h"
 #include "common/transport/ucx/address.h"
 #include "common/transport/ucx/network_transport.h"
+#include "common/transport/ucx/ucx_log.h"
 #include "common/transport/ucx/worker.h"
 
 namespace tandem::transport {
@@ -202,6 +203,14 @@ Result<std::unique_ptr<Transport>> create_ucx_transport(const UcxOptions& option
   auto transport = std::make_unique<UcxTransport>(options, deps);
   TANDEM_TRY(transport->start(ways, deps));
   return transport;
+}
+
+Status check_ucx(const UcxOptions& options) {
+  const Ways ways = ways_of(options.tls.empty() ? kDefaultTls : options.tls);
+  const UcxLog log(options.on_warning ? options.on_warning : [](const std::string&) {});
+  const auto worker =
+      UcxWorker::create({.tls = ways.ucx}, {.on_message = {}, .on_endpoint_failed = {}});
+  return worker ? Status() : fail(worker.error());
 }
 
 }  // namespace tandem::transport

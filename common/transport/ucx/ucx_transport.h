@@ -30,4 +30,8 @@ struct UcxOptions {
 [[nodiscard]] Result<std::unique_ptr<Transport>> create_ucx_transport(const UcxOptions& options,
                                                                       const TransportDeps& deps);
 
+// Whether UCX can use one of the transports that `options` names, with the error of
+// create_ucx_transport() if not; words that it does not know are warnings. Takes some milliseconds.
+[[nodiscard]] Status check_ucx(const UcxOptions& options);
+
 }  // namespace tandem::transport

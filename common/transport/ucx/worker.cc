@@ -309,8 +309,10 @@ Status UcxWorker::Impl::open(const Options& options) {
   params.features = UCP_FEATURE_TAG | UCP_FEATURE_WAKEUP;
   ucp_context_h new_context = nullptr;
   if (ucs_status_t s = ucp_init(&params, raw_config, &new_context); s != UCS_OK) {
-    return fail(ErrorCode::kConfig, "UCX finds no usable transport among '" + options.tls +
-                                        "': " + ucs_status_string(s));
+    return fail(ErrorCode::kConfig,
+                "UCX finds no usable transport among '" + options.tls + "' (" +
+                    ucs_status_string(s) + "); `tandem doctor` lists those of this machine",
+                "transport.ucx_tls");
   }
   context.reset(new_context);
   available = transport_names(printed([&](FILE* f) { ucp_context_print_info(new_context, f); }));

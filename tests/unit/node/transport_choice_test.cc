@@ -157,6 +157,22 @@ TEST(TransportChoice, WhatIsConfiguredIsTakenAsItIs) {
   }
 }
 
+TEST(TransportKind, IsRefusedWhereItCanMoveNothing) {
+  const DeviceChoice host, card{.cuda = true, .index = 1};
+  for (const TransportChoice kind : {TransportChoice::kAuto, TransportChoice::kUcx}) {
+    EXPECT_TRUE(check_kind(kind, host));
+    EXPECT_TRUE(check_kind(kind, card));
+  }
+  for (const TransportChoice kind : {TransportChoice::kCudaIpc, TransportChoice::kNccl}) {
+    EXPECT_TRUE(check_kind(kind, card));
+    EXPECT_THAT(check_kind(kind, host).error().detail,
+                HasSubstr("this node's are on the host; use"));
+    EXPECT_EQ(check_kind(kind, host).error().param, "transport.kind");
+  }
+  EXPECT_THAT(check_kind(TransportChoice::kInproc, host).error().detail, HasSubstr("separate"));
+  EXPECT_FALSE(check_kind(TransportChoice::kInproc, card));
+}
+
 TEST(TransportChoice, EveryReasonHasALabelOfItsOwn) {
   std::set<std::string_view> labels;
   for (const TransportReason reason :

@@ -234,5 +234,23 @@ TEST(UcxTransport, DetailNamesTheVersionAndTheLanesInUse) {
   }
 }
 
+TEST(CheckUcx, TellsWhatTheTransportWould) {
+  std::vector<std::string> warnings;
+  const UcxOptions options{
+      .tls = "tcp,self", .on_warning = [&](const std::string& line) { warnings.push_back(line); }};
+  EXPECT_TRUE(check_ucx(options));
+  EXPECT_TRUE(check_ucx({.tls = "", .on_warning = options.on_warning}));
+  EXPECT_TRUE(check_ucx({.tls = "shm", .on_warning = options.on_warning}));
+  EXPECT_TRUE(warnings.empty());
+  EXPECT_TRUE(check_ucx({.tls = "bogus,tcp", .on_warning = options.on_warning}));
+  ASSERT_FALSE(warnings.empty());
+  EXPECT_NE(warnings[0].find("'bogus' is not available"), std::string::npos) << warnings[0];
+  const Status none = check_ucx({.tls = "bogus", .on_warning = options.on_warning});
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().code, ErrorCode::kConfig);
+  EXPECT_EQ(none.error().param, "transport.ucx_tls");
+  EXPECT_NE(none.error().detail.find("'bogus'"), std::string::npos) << none.error().detail;
+}
+
 }  // namespace
 }  // namespace tandem::transport::testing

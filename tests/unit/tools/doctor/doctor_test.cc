@@ -150,20 +150,29 @@ TEST(Findings, ADriverOlderThanTheBuildIsAProblem) {
   EXPECT_THAT(all(find(r), Severity::kProblem), HasSubstr("CUDA 12.8, this build needs 13.0"));
 }
 
-TEST(Findings, NodesThatAskForCardsThatAreNotThere) {
-  Report r = gpu_machine();
-  r.nodes = {{.name = "decode-0", .device = "cuda:5", .cuda = true, .index = 5},
-             {.name = "prefill-0", .device = "cuda:1", .cuda = true, .index = 1},
-             {.name = "decode-1", .device = "cpu", .cuda = false, .index = 0}};
-  r.devices[1].major = 8;
-  const std::string text = all(find(r), Severity::kProblem);
-  EXPECT_THAT(text, HasSubstr("node decode-0: there is no CUDA device 5"));
-  EXPECT_THAT(text, HasSubstr("node prefill-0: device 1 (NVIDIA H200) has compute capability 8.0"));
-  EXPECT_THAT(text, Not(HasSubstr("decode-1")));
-  r = cpu_machine();
-  r.nodes = {{.name = "decode-0", .device = "cuda", .cuda = true, .index = 0}};
-  EXPECT_THAT(all(find(r), Severity::kProblem),
-              HasSubstr("node decode-0 wants device cuda: no card"));
+TEST(Findings, ThoseOfAClusterFileSayWhereAndWhatToDo) {
+  const preflight::Findings of_file{
+      {.refuses = false, .key = "decode[0].threads", .value = "40", .reason = "too many"},
+      {.origin = "c.yaml:3",
+       .key = "decode[0].cpus",
+       .value = "[77]",
+       .reason = "no CPU 77",
+       .remedy = "use 0-1"}};
+  const Report r = cpu_machine();
+  const auto findings = find(r, of_file);
+  EXPECT_FALSE(healthy(findings));
+  EXPECT_EQ(all(findings, Severity::kProblem),
+            "c.yaml:3: decode[0].cpus: [77]: no CPU 77; use 0-1\n");
+  EXPECT_EQ(all(findings, Severity::kWarning), "decode[0].threads: 40: too many\n");
+  EXPECT_THAT(render_text(r, findings), HasSubstr("problem: c.yaml:3: decode[0].cpus"));
+  const auto json = boost::json::parse(render_json(r, findings)).at("findings").as_array();
+  EXPECT_EQ(json[0].at("severity").as_string(), "problem");
+  EXPECT_EQ(json[0].at("origin").as_string(), "c.yaml:3");
+  EXPECT_EQ(json[0].at("key").as_string(), "decode[0].cpus");
+  EXPECT_EQ(json[0].at("value").as_string(), "[77]");
+  EXPECT_EQ(json[0].at("reason").as_string(), "no CPU 77");
+  EXPECT_EQ(json[0].at("remedy").as_string(), "use 0-1");
+  EXPECT_TRUE(json[1].at("origin").is_null());
 }
 
 TEST(Findings, ASmallSharedMemoryIsToldWhereNcclMayWantIt) {

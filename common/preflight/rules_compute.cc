@@ -1,0 +1,45 @@
+#include <algorithm>
+#include <map>
+
+#include "common/preflight/rules.h"
+
+namespace tandem::preflight {
+namespace {
+
+void check_threads(uint32_t threads, const std::string& key, const Machine& machine,
+                   Findings& out) {
+  if (threads <= machine.cpus) return;
+  out.push_back(warning(key,
+                        "more compute threads than the " + std::to_string(machine.cpus) +
+                            " CPUs that this process may use: they take turns",
+                        "use " + std::to_string(machine.cpus) + " or fewer"));
+}
+
+}  // namespace
+
+void check_compute(const ClusterConfig& config, std::span<const Node> nodes, const Machine& machine,
+                   Findings& out) {
+  std::map<uint32_t, const Node*> pinned;
+  for (const Node& node : nodes) {
+    if (node.has_tail && config.cpu_tail.threads != 0 &&
+        std::ranges::none_of(out, [](const Finding& f) { return f.key == "cpu_tail.threads"; })) {
+      check_threads(config.cpu_tail.threads, "cpu_tail.threads", machine, out);
+    }
+    if (node.device.cuda) continue;  // computes elsewhere
+    check_threads(node.settings->threads, node.key("threads"), machine, out);
+    for (const uint32_t cpu : node.settings->cpus) {
+      if (const Status can = machine.can_pin(cpu); !can) {
+        out.push_back(finding_of(node.key("cpus"), can.error()));
+        continue;
+      }
+      const auto [other, first] = pinned.emplace(cpu, &node);
+      if (first) continue;
+      out.push_back(warning(
+          node.key("cpus"),
+          "CPU " + std::to_string(cpu) + " computes for " + other->second->settings->name + " too",
+          "pin only CPUs that nothing else computes on"));
+    }
+  }
+}
+
+}  // namespace tandem::preflight
