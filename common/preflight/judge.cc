@@ -17,7 +17,7 @@ Finding warning(std::string key, std::string reason, std::string remedy) {
           .remedy = std::move(remedy)};
 }
 
-Findings judge(const ClusterFile& file, const Machine& machine, const Clock& clock) {
+Findings judge(const ClusterFile& file, const Machine& machine, const Clock& clock, Ports ports) {
   const ClusterConfig& config = file.config;
   const std::vector<Node> nodes = nodes_of(config);
   Findings findings;
@@ -26,7 +26,9 @@ Findings judge(const ClusterFile& file, const Machine& machine, const Clock& clo
   check_compute(config, nodes, machine, findings);
   check_transports(nodes, machine, findings);
   check_files(config, findings);
-  for (Finding& busy : busy_ports(config)) findings.push_back(std::move(busy));
+  if (ports == Ports::kMustBeFree) {
+    for (Finding& busy : busy_ports(config)) findings.push_back(std::move(busy));
+  }
   const auto values = spell_values(config);
   for (Finding& finding : findings) {
     finding.origin = file.origin(finding.key);

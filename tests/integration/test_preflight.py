@@ -88,5 +88,11 @@ def test_what_only_works_less_well_starts_and_is_told(tmp_path):
     run = tandem("up", path, "--run-dir", run_dir, "--detach", check=False)
     try:
         assert run.returncode == 0 and f"warning: {findings[0]['text']}" in run.stderr, run.stderr
+        # Its own ports are nobody else's.
+        endpoint = json.loads((run_dir / "router.json").read_text())["endpoints"]["http"]
+        env = harness.environment(TANDEM_ROUTER_HTTP_PORT=endpoint.rpartition(":")[2])
+        assert doctor(path, env=env)[0] == 1
+        text = tandem("doctor", "--config", path, "--run-dir", run_dir, env=env).stdout
+        assert "note: this cluster runs (process " in text
     finally:
         tandem("down", "--run-dir", run_dir, check=False)

@@ -9,6 +9,7 @@
 #include "common/preflight/judge.h"
 #include "tools/cli/command.h"
 #include "tools/doctor/collect.h"
+#include "tools/supervise/run_dir.h"
 #include "tools/version.h"
 
 namespace tandem::cli {
@@ -16,6 +17,7 @@ namespace {
 
 struct Flags {
   std::string config;
+  std::string run_dir;
   bool json = false;
 };
 
@@ -53,12 +55,18 @@ preflight::Findings problems_of(const std::string& path, const Error& error) {
 Status doctor(const Flags& flags, CommandContext& context) {
   std::optional<ClusterFile> file;
   preflight::Findings of_file;
+  std::optional<pid_t> supervisor;
   Status read;
   if (!flags.config.empty()) {
     auto loaded = load_cluster_file(flags.config, context.environment);
     if (loaded) {
       file = std::move(*loaded);
-      of_file = preflight::judge(*file, preflight::read_machine(file->config), context.clock);
+      supervisor = supervise::supervisor_of(
+          flags.run_dir.empty() ? supervise::default_run_dir(context.environment) : flags.run_dir,
+          flags.config);
+      of_file =
+          preflight::judge(*file, preflight::read_machine(file->config), context.clock,
+                           supervisor ? preflight::Ports::kOurs : preflight::Ports::kMustBeFree);
     } else if (flags.json) {
       read = fail(loaded.error());
       of_file = problems_of(flags.config, loaded.error());
@@ -68,8 +76,8 @@ Status doctor(const Flags& flags, CommandContext& context) {
   }
   const std::vector<std::string> folders =
       file ? file->config.gpu.libraries : folders_from(context.environment);
-  const doctor::Report report =
-      doctor::collect(file ? &file->config : nullptr, folders, TANDEM_VERSION);
+  doctor::Report report = doctor::collect(file ? &file->config : nullptr, folders, TANDEM_VERSION);
+  report.supervisor = supervisor.value_or(0);
   const std::vector<doctor::Finding> findings = doctor::find(report, of_file);
   const std::string text = flags.json ? doctor::render_json(report, findings) + "\n"
                                       : doctor::render_text(report, findings);
@@ -85,9 +93,11 @@ void add_doctor(CLI::App& app, CommandContext& context) {
   CLI::App* command = app.add_subcommand(
       "doctor",
       "this machine: cards, driver, libraries, links, transports; exit code 1 if "
-      "something that should work does not");
+      "something that should work does not, 2 if the file is no cluster file");
   command->add_option("--config", flags->config,
                       "cluster file: also tell what of it cannot work here, as `tandem up` would");
+  command->add_option("--run-dir", flags->run_dir,
+                      "as given to `tandem up`, to know this file's own cluster when it runs");
   command->add_flag("--json", flags->json, "print one JSON object");
   command->callback(
       [flags, &context] { run(context, "doctor", [&] { return doctor(*flags, context); }); });

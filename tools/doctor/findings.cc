@@ -115,6 +115,10 @@ std::vector<Finding> find(const Report& report, const preflight::Findings& of_fi
   find_in_system(report.system, out);
   find_in_cuda(report, out);
   find_in_cards(report, out);
+  if (report.supervisor != 0) {
+    out.note("this cluster runs (process " + std::to_string(report.supervisor) +
+             "): its ports are its own");
+  }
   for (const preflight::Finding& finding : of_file) out.add(finding);
   for (const TransportFacts& transport : report.transports) {
     if (transport.name == "ucx" && !transport.usable)

@@ -47,6 +47,7 @@ struct Report {
     std::string device;
   };
   std::vector<Node> nodes;
+  int supervisor = 0;  // process that runs that file now; 0: none
 };
 
 enum class Severity : uint8_t {

@@ -146,4 +146,15 @@ std::optional<SupervisorState> read_state(const std::string& run_dir) {
   return state;
 }
 
+std::optional<pid_t> supervisor_of(const std::string& run_dir, const std::string& config_path) {
+  const auto holder = lock_holder(run_dir);
+  const auto state = read_state(run_dir);
+  if (!holder || !state) return {};
+  // Its path counts from where it was started.
+  const std::filesystem::path folder = "/proc/" + std::to_string(*holder) + "/cwd";
+  std::error_code error;
+  const bool same = std::filesystem::equivalent(folder / state->config, config_path, error);
+  return same && !error ? holder : std::nullopt;
+}
+
 }  // namespace tandem::supervise

@@ -32,6 +32,10 @@ class RunDirLock {
 // Process id of the supervisor that holds the folder; empty when none does.
 [[nodiscard]] std::optional<pid_t> lock_holder(const std::string& run_dir);
 
+// The same when it runs that cluster file.
+[[nodiscard]] std::optional<pid_t> supervisor_of(const std::string& run_dir,
+                                                 const std::string& config_path);
+
 // What a role published (common/base/run_file.h).
 struct RoleEndpoints {
   std::string role;

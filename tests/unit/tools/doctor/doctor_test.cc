@@ -175,6 +175,12 @@ TEST(Findings, ThoseOfAClusterFileSayWhereAndWhatToDo) {
   EXPECT_TRUE(json[1].at("origin").is_null());
 }
 
+TEST(Findings, AClusterThatRunsIsToldSinceItsPortsAreNotLookedAt) {
+  Report r = cpu_machine();
+  r.supervisor = 4711;
+  EXPECT_THAT(all(find(r), Severity::kNote), HasSubstr("this cluster runs (process 4711)"));
+}
+
 TEST(Findings, ASmallSharedMemoryIsToldWhereNcclMayWantIt) {
   Report r = cpu_machine();
   r.system.shm_bytes = uint64_t{64} << 20;  // Docker's default
