@@ -1,5 +1,8 @@
 #include "common/net/tls.h"
 
+#include <openssl/err.h>
+#include <openssl/x509err.h>
+
 #include <boost/asio/ssl/context.hpp>
 #include <string>
 
@@ -8,6 +11,13 @@ namespace tandem {
 namespace {
 
 namespace asio = boost::asio;
+
+tl::unexpected<Error> not_its_key(const TlsSettings& settings) {
+  return fail(ErrorCode::kConfig,
+              settings.key + " is not the key of " + settings.certificate +
+                  "; name the two that belong together",
+              "router.http.tls.key");
+}
 
 }  // namespace
 
@@ -30,20 +40,23 @@ Result<std::unique_ptr<asio::ssl::context>> make_tls(const TlsSettings& settings
   tls->use_certificate_chain_file(settings.certificate, error);
   if (error) {
     return fail(ErrorCode::kConfig,
-                "cannot use the certificate " + settings.certificate + ": " + error.message(),
+                "cannot use the certificate " + settings.certificate + ": " + error.message() +
+                    "; name a PEM file with the certificate chain",
                 "router.http.tls.certificate");
   }
   tls->use_private_key_file(settings.key, asio::ssl::context::pem, error);
+  if (error &&
+      ERR_GET_REASON(static_cast<unsigned long>(error.value())) == X509_R_KEY_VALUES_MISMATCH) {
+    return not_its_key(settings);
+  }
   if (error) {
     return fail(ErrorCode::kConfig,
                 "cannot use the private key " + settings.key + ": " +
-                    (*asked ? "a passphrase protects it; store one without" : error.message()),
+                    (*asked ? "a passphrase protects it; store one without"
+                            : error.message() + "; name a PEM file with the private key"),
                 "router.http.tls.key");
   }
-  if (SSL_CTX_check_private_key(tls->native_handle()) != 1) {
-    return fail(ErrorCode::kConfig, settings.key + " is not the key of " + settings.certificate,
-                "router.http.tls.key");
-  }
+  if (SSL_CTX_check_private_key(tls->native_handle()) != 1) return not_its_key(settings);
   return tls;
 }
 

@@ -26,6 +26,7 @@ Finding of_the_model(const Error& error) {
   Finding finding =
       finding_of(error.param == "load_format" ? "model.load_format" : "model.path", error);
   finding.code = ErrorCode::kConfig;
+  if (finding.remedy.empty()) finding.remedy = "give a Hugging Face folder or a .gguf file";
   return finding;
 }
 

@@ -1,6 +1,7 @@
 """What `tandem up` refuses before anything starts, `tandem doctor --config` tells in the same words."""
 import json
 import socket
+import subprocess
 
 import pytest
 
@@ -48,6 +49,16 @@ def test_up_refuses_before_anything_starts_what_doctor_finds(key, tmp_path):
     assert all(f["text"] in run.stderr for f in problems), run.stderr
     assert "started, process" not in run.stderr
     assert not list((tmp_path / "run").glob("*.log"))
+
+
+@pytest.mark.parametrize("key", [key for key in REFUSED if not key.startswith(("prefill", "router"))])
+def test_a_role_refuses_by_itself_in_the_same_words(key, tmp_path):
+    path = write(tmp_path, **REFUSED[key])
+    reasons = [f["reason"] for f in doctor(path)[1] if f["key"] == key]
+    run = subprocess.run([harness.BIN / "tandem-decode", "--config", path], env=harness.environment(), capture_output=True, text=True,
+                         timeout=60 * harness.SLOWDOWN)
+    assert run.returncode == 2, run.stderr
+    assert any(reason in run.stderr.splitlines()[-1] for reason in reasons), (reasons, run.stderr)
 
 
 def test_busy_ports_are_told_with_key_and_variable(tmp_path):

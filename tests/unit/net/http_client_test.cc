@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "common/net/tls.h"
 #include "tests/unit/net/http_test_support.h"
 
 namespace tandem {
@@ -211,7 +212,13 @@ TEST_F(Tls, AKeyOfAnotherCertificateIsAConfigError) {
                                          {clock_, Logger(sink_, LogLevel::kError), metrics_});
   ASSERT_FALSE(server);
   EXPECT_EQ(server.error().code, ErrorCode::kConfig);
-  EXPECT_THAT(server.error().detail, HasSubstr(settings_.tls.key));
+  EXPECT_THAT(server.error().detail,
+              HasSubstr(settings_.tls.key + " is not the key of " + settings_.tls.certificate));
+  EXPECT_EQ(check_tls(settings_.tls).error().detail, server.error().detail);
+  settings_.tls.key = settings_.tls.certificate;
+  EXPECT_EQ(check_tls(settings_.tls).error().param, "router.http.tls.key");
+  settings_.tls = {};
+  EXPECT_TRUE(check_tls(settings_.tls));  // plain HTTP
 }
 
 }  // namespace
