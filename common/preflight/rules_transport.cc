@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <map>
 #include <optional>
-#include <set>
+#include <string>
+#include <vector>
 
 #include "common/node/node_transport.h"
 #include "common/preflight/rules.h"
@@ -21,19 +23,35 @@ std::string name_of(TransportChoice kind) {
   return std::string(kTransportChoiceNames[static_cast<size_t>(kind)]);
 }
 
-void check_ucx_words(const Node& node, const Machine& machine, std::set<std::string>& seen,
-                     Findings& out) {
-  const std::string& tls = node.settings->transport.ucx_tls;
-  if (!seen.insert(tls).second) return;
-  std::vector<std::string> warnings;
-  const Status usable = machine.check_ucx(tls, warnings);
-  if (!usable) {
-    out.push_back(finding_of(node.key("transport.ucx_tls"), usable.error()));
-    return;
+// What UCX says of each list of words; asking takes it some milliseconds.
+class UcxAnswers {
+ public:
+  explicit UcxAnswers(const Machine& machine) : machine_(machine) {}
+  void check(const Node& node, Findings& out) {
+    const std::string& tls = node.settings->transport.ucx_tls;
+    // A device's pages go another way first, which only a process that holds the card can try.
+    if (node.device.cuda && tls.find("cuda") != std::string::npos) return;
+    auto answer = answers_.find(tls);
+    if (answer == answers_.end()) {
+      answer = answers_.emplace(tls, Answer{}).first;
+      answer->second.usable = machine_.check_ucx(tls, answer->second.warnings);
+    }
+    const std::string key = node.key("transport.ucx_tls");
+    if (!answer->second.usable) {
+      out.push_back(finding_of(key, answer->second.usable.error()));
+      return;
+    }
+    for (const std::string& line : answer->second.warnings) out.push_back(warning(key, line, ""));
   }
-  for (const std::string& line : warnings)
-    out.push_back(warning(node.key("transport.ucx_tls"), line, ""));
-}
+
+ private:
+  struct Answer {
+    Status usable;
+    std::vector<std::string> warnings;
+  };
+  const Machine& machine_;
+  std::map<std::string, Answer> answers_;
+};
 
 // NCCL joins no two processes on one GPU.
 void check_nccl(const Node& node, std::span<const Node> nodes, Findings& out) {
@@ -52,7 +70,7 @@ void check_nccl(const Node& node, std::span<const Node> nodes, Findings& out) {
 
 void check_transports(std::span<const Node> nodes, const Machine& machine, Findings& out) {
   const Node* first = nullptr;  // whose transport is definite
-  std::set<std::string> seen;
+  UcxAnswers ucx(machine);
   for (const Node& node : nodes) {
     const TransportChoice configured = node.settings->transport.kind;
     if (const Status possible = node::check_kind(configured, node.device); !possible) {
@@ -62,7 +80,7 @@ void check_transports(std::span<const Node> nodes, const Machine& machine, Findi
     check_nccl(node, nodes, out);
     const auto kind = definite_kind(node, nodes);
     if (!kind) continue;
-    if (*kind == TransportChoice::kUcx) check_ucx_words(node, machine, seen, out);
+    if (*kind == TransportChoice::kUcx) ucx.check(node, out);
     if (first == nullptr) {
       first = &node;
       continue;

@@ -137,6 +137,14 @@ TEST_F(Judge, TransportsThatMoveNothingBetweenTheseNodes) {
               HasSubstr("decode[0].transport.ucx_tls: \"bogus\": nothing usable; see doctor"));
   EXPECT_THAT(only(judge_lines("decode: [{transport: {ucx_tls: \"tcp,bogus\"}}]"), false),
               HasSubstr("'bogus' is not available"));
+  // One line for each key that has to be changed.
+  EXPECT_THAT(judge_lines("decode: [{transport: {ucx_tls: bogus}}, {transport: {ucx_tls: bogus}}]"),
+              SizeIs(2));
+  // Only a process that holds the card can tell.
+  EXPECT_THAT(judge_lines("prefill: []\n"
+                          "decode: [{device: cuda, transport: {kind: ucx, ucx_tls: cuda_bogus}}]",
+                          with_cards(1, 140)),
+              IsEmpty());
   // The node on the host uses ucx, whatever the other one's file says.
   EXPECT_THAT(
       only(judge_lines("decode: [{device: cuda, transport: {kind: nccl}}]", with_cards(1, 140)),
