@@ -224,6 +224,33 @@ void describe(SchemaVisitor& v, LimitsSettings& c) {
             c.max_logprobs, {0, 1024});
 }
 
+void describe(SchemaVisitor& v, SamplingSettings& c) {
+  v.boolean({.key = "from_model",
+             .doc = "Take what the model recommends: temperature, top_p, top_k, min_p, "
+                    "repetition_penalty and, for chats, max_new_tokens of its "
+                    "generation_config.json, or `general.sampling.*` of a GGUF file.",
+             .example = "false"},
+            c.from_model);
+  v.number_or_auto({.key = "temperature",
+                    .doc = "temperature of requests that give none. `auto`: the model's, else 1.",
+                    .example = "0.7"},
+                   c.temperature, {0, 2});
+  v.number_or_auto(
+      {.key = "top_p", .doc = "Likewise top_p. `auto`: the model's, else 1.", .example = "0.9"},
+      c.top_p, {0, 1});
+  v.integer_or_auto({.key = "top_k",
+                     .doc = "Likewise top_k; 0 is off. `auto`: the model's, else 0.",
+                     .example = "40"},
+                    c.top_k, {0, 1u << 30});
+  v.number_or_auto(
+      {.key = "min_p", .doc = "Likewise min_p. `auto`: the model's, else 0.", .example = "0.05"},
+      c.min_p, {0, 1});
+  v.number_or_auto({.key = "repetition_penalty",
+                    .doc = "Likewise repetition_penalty. `auto`: the model's, else 1.",
+                    .example = "1.1"},
+                   c.repetition_penalty, {0.01, 100});
+}
+
 void describe(SchemaVisitor& v, RouterSettings& c) {
   v.boolean({.key = "enabled",
              .doc = "Whether this box runs the router. Set to false where only nodes run.",
@@ -235,6 +262,8 @@ void describe(SchemaVisitor& v, RouterSettings& c) {
             c.admission);
   v.section({.key = "dispatch", .doc = "Which node does what."}, c.dispatch);
   v.section({.key = "limits", .doc = "What one request may ask for."}, c.limits);
+  v.section({.key = "sampling", .doc = "How tokens are drawn for requests that do not say."},
+            c.sampling);
   v.duration(
       {.key = "drain_timeout",
        .doc = "How long open answers may go on after SIGTERM; what is left ends with an error.",

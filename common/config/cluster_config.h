@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -102,6 +103,16 @@ struct LimitsSettings {
   uint32_t max_logprobs = 20;
 };
 
+// What requests get that do not say. Empty: the model's, else OpenAI's defaults.
+struct SamplingSettings {
+  bool from_model = true;
+  std::optional<double> temperature;
+  std::optional<double> top_p;
+  std::optional<uint32_t> top_k;
+  std::optional<double> min_p;
+  std::optional<double> repetition_penalty;
+};
+
 struct RouterSettings {
   bool enabled = true;
   HttpSettings http;
@@ -109,6 +120,7 @@ struct RouterSettings {
   AdmissionSettings admission;
   DispatchSettings dispatch;
   LimitsSettings limits;
+  SamplingSettings sampling;
   Duration drain_timeout = std::chrono::seconds(10);
 };
 
@@ -196,6 +208,7 @@ void describe(SchemaVisitor& visitor, ControlSettings& config);
 void describe(SchemaVisitor& visitor, AdmissionSettings& config);
 void describe(SchemaVisitor& visitor, DispatchSettings& config);
 void describe(SchemaVisitor& visitor, LimitsSettings& config);
+void describe(SchemaVisitor& visitor, SamplingSettings& config);
 void describe(SchemaVisitor& visitor, RouterSettings& config);
 void describe(SchemaVisitor& visitor, MetricsEndpointSettings& config);
 void describe(SchemaVisitor& visitor, TransportSettings& config);

@@ -143,6 +143,18 @@ void SpellingVisitor::number(const FieldInfo& info, double& value, Bounds<double
   leaf(info, spell(value), "number", spell(bounds.min) + " to " + spell(bounds.max));
 }
 
+void SpellingVisitor::number_or_auto(const FieldInfo& info, std::optional<double>& value,
+                                     Bounds<double> bounds) {
+  leaf(info, value ? spell(*value) : "auto", "number",
+       "`auto` or " + spell(bounds.min) + " to " + spell(bounds.max));
+}
+
+void SpellingVisitor::integer_or_auto(const FieldInfo& info, std::optional<uint32_t>& value,
+                                      Bounds<uint64_t> bounds) {
+  leaf(info, value ? std::to_string(*value) : "auto", "integer",
+       "`auto` or " + std::to_string(bounds.min) + " to " + std::to_string(bounds.max));
+}
+
 void SpellingVisitor::duration(const FieldInfo& info, Duration& value, Bounds<Duration> bounds) {
   leaf(info, format_duration(value), "duration",
        format_duration(bounds.min) + " to " + format_duration(bounds.max));

@@ -14,6 +14,10 @@ class SpellingVisitor : public SchemaVisitor {
   void text(const FieldInfo& info, std::string& value) final;
   void path(const FieldInfo& info, std::string& value) final;
   void number(const FieldInfo& info, double& value, Bounds<double> bounds) final;
+  void number_or_auto(const FieldInfo& info, std::optional<double>& value,
+                      Bounds<double> bounds) final;
+  void integer_or_auto(const FieldInfo& info, std::optional<uint32_t>& value,
+                       Bounds<uint64_t> bounds) final;
   void duration(const FieldInfo& info, Duration& value, Bounds<Duration> bounds) final;
   void size(const FieldInfo& info, ByteSize& value, Bounds<ByteSize> bounds) final;
   void texts(const FieldInfo& info, std::vector<std::string>& values) final;

@@ -264,41 +264,65 @@ void ConfigReader::boolean(const FieldInfo& info, bool& value) {
   });
 }
 
+namespace {
+
+tl::unexpected<Error> quoted_number(const std::string& text) {
+  return fail(ErrorCode::kConfig, "wants a number, not text; remove the quotes of '" + text + "'");
+}
+
+Result<uint64_t> integer_within(const std::string& text, bool quoted, Bounds<uint64_t> bounds) {
+  if (quoted) return quoted_number(text);
+  const std::string min = std::to_string(bounds.min), max = std::to_string(bounds.max);
+  if (text.starts_with('-') && parse_integer(text.substr(1))) {
+    return fail(ErrorCode::kConfig, out_of_range(text, min, max));
+  }
+  auto parsed = parse_integer(text);
+  if (!parsed) {
+    return fail(ErrorCode::kConfig, parsed.error().detail + "; allowed are " + min + " to " + max);
+  }
+  if (*parsed < bounds.min || *parsed > bounds.max) {
+    return fail(ErrorCode::kConfig, out_of_range(text, min, max));
+  }
+  return parsed;
+}
+
+Result<double> number_within(const std::string& text, bool quoted, Bounds<double> bounds) {
+  if (quoted) return quoted_number(text);
+  TANDEM_ASSIGN(const double parsed, parse_number(text));
+  if (parsed < bounds.min || parsed > bounds.max) {
+    return fail(ErrorCode::kConfig,
+                out_of_range(text, std::to_string(bounds.min), std::to_string(bounds.max)));
+  }
+  return parsed;
+}
+
+}  // namespace
+
 void ConfigReader::visit_integer(const FieldInfo& info, uint64_t& value, Bounds<uint64_t> bounds) {
-  take_plain(info, value, [&](const Raw& raw) -> Result<uint64_t> {
-    if (raw.quoted) {
-      return fail(ErrorCode::kConfig,
-                  "wants a number, not text; remove the quotes of '" + raw.text + "'");
-    }
-    const std::string range = std::to_string(bounds.min) + " to " + std::to_string(bounds.max);
-    if (raw.text.starts_with('-') && parse_integer(raw.text.substr(1))) {
-      return fail(ErrorCode::kConfig,
-                  out_of_range(raw.text, std::to_string(bounds.min), std::to_string(bounds.max)));
-    }
-    auto parsed = parse_integer(raw.text);
-    if (!parsed) {
-      return fail(ErrorCode::kConfig, parsed.error().detail + "; allowed are " + range);
-    }
-    if (*parsed < bounds.min || *parsed > bounds.max) {
-      return fail(ErrorCode::kConfig,
-                  out_of_range(raw.text, std::to_string(bounds.min), std::to_string(bounds.max)));
-    }
-    return parsed;
-  });
+  take_plain(info, value,
+             [&](const Raw& raw) { return integer_within(raw.text, raw.quoted, bounds); });
 }
 
 void ConfigReader::number(const FieldInfo& info, double& value, Bounds<double> bounds) {
-  take_plain(info, value, [&](const Raw& raw) -> Result<double> {
-    if (raw.quoted) {
-      return fail(ErrorCode::kConfig,
-                  "wants a number, not text; remove the quotes of '" + raw.text + "'");
-    }
-    TANDEM_ASSIGN(const double parsed, parse_number(raw.text));
-    if (parsed < bounds.min || parsed > bounds.max) {
-      return fail(ErrorCode::kConfig,
-                  out_of_range(raw.text, std::to_string(bounds.min), std::to_string(bounds.max)));
-    }
-    return parsed;
+  take_plain(info, value,
+             [&](const Raw& raw) { return number_within(raw.text, raw.quoted, bounds); });
+}
+
+void ConfigReader::number_or_auto(const FieldInfo& info, std::optional<double>& value,
+                                  Bounds<double> bounds) {
+  take_plain(info, value, [&](const Raw& raw) -> Result<std::optional<double>> {
+    if (raw.text == "auto") return std::optional<double>();
+    TANDEM_ASSIGN(const double number, number_within(raw.text, raw.quoted, bounds));
+    return std::optional<double>(number);
+  });
+}
+
+void ConfigReader::integer_or_auto(const FieldInfo& info, std::optional<uint32_t>& value,
+                                   Bounds<uint64_t> bounds) {
+  take_plain(info, value, [&](const Raw& raw) -> Result<std::optional<uint32_t>> {
+    if (raw.text == "auto") return std::optional<uint32_t>();
+    TANDEM_ASSIGN(const uint64_t number, integer_within(raw.text, raw.quoted, bounds));
+    return std::optional<uint32_t>(static_cast<uint32_t>(number));
   });
 }
 

@@ -42,6 +42,10 @@ class ConfigReader final : public SchemaVisitor {
   void text(const FieldInfo& info, std::string& value) override;
   void path(const FieldInfo& info, std::string& value) override;
   void number(const FieldInfo& info, double& value, Bounds<double> bounds) override;
+  void number_or_auto(const FieldInfo& info, std::optional<double>& value,
+                      Bounds<double> bounds) override;
+  void integer_or_auto(const FieldInfo& info, std::optional<uint32_t>& value,
+                       Bounds<uint64_t> bounds) override;
   void duration(const FieldInfo& info, Duration& value, Bounds<Duration> bounds) override;
   void size(const FieldInfo& info, ByteSize& value, Bounds<ByteSize> bounds) override;
   void texts(const FieldInfo& info, std::vector<std::string>& values) override;

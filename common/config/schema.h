@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -54,6 +55,12 @@ class SchemaVisitor {
   virtual void paths(const FieldInfo& info, std::vector<std::string>& values) = 0;
   virtual void integers(const FieldInfo& info, std::vector<uint32_t>& values,
                         Bounds<uint64_t> bounds) = 0;
+
+  // Spelled `auto` when empty.
+  virtual void number_or_auto(const FieldInfo& info, std::optional<double>& value,
+                              Bounds<double> bounds) = 0;
+  virtual void integer_or_auto(const FieldInfo& info, std::optional<uint32_t>& value,
+                               Bounds<uint64_t> bounds) = 0;
 
   template <typename T>
   void integer(const FieldInfo& info, T& value, Bounds<uint64_t> bounds) {

@@ -8,6 +8,8 @@
 #include <limits>
 #include <utility>
 
+#include "common/base/json_text.h"
+
 namespace tandem::router {
 namespace json = boost::json;
 
@@ -93,8 +95,17 @@ void read_seed(ObjectReader& reader, SamplingFields& out) {
   }
 }
 
+void apply_defaults(const SamplingDefaults& defaults, uint32_t vocab, SamplingFields& out) {
+  out.temperature = defaults.temperature.value_or(out.temperature);
+  out.top_p = defaults.top_p.value_or(out.top_p);
+  if (defaults.top_k) out.top_k = static_cast<int32_t>(std::min(*defaults.top_k, vocab));
+  out.min_p = defaults.min_p.value_or(out.min_p);
+  out.repetition_penalty = defaults.repetition_penalty.value_or(out.repetition_penalty);
+}
+
 void read_sampling(ObjectReader& reader, const ApiLimits& limits, SamplingFields& out) {
-  reader.read_number("temperature", 0, 2, out.temperature);
+  apply_defaults(limits.sampling, limits.vocab, out);
+  reader.read_number("temperature", 0, kMaxTemperature, out.temperature);
   reader.read_number("top_p", 0, 1, out.top_p);
   int64_t top_k = 0;
   if (reader.read_integer("top_k", -1, kInt32Max, top_k)) {
@@ -275,6 +286,24 @@ Result<uint32_t> resolve_max_tokens(const GenerationFields& fields, size_t promp
                 "min_tokens");
   }
   return wanted;
+}
+
+std::string sampling_defaults_json(const SamplingDefaults& defaults) {
+  std::string out = "{";
+  const auto add = [&out](std::string_view name, std::optional<double> value) {
+    if (!value) return;
+    if (out.size() > 1) out += ',';
+    append_json_string(out, name);
+    out += ':';
+    append_json_number(out, *value);
+  };
+  add("temperature", defaults.temperature);
+  add("top_p", defaults.top_p);
+  add("top_k", defaults.top_k);
+  add("min_p", defaults.min_p);
+  add("repetition_penalty", defaults.repetition_penalty);
+  if (defaults.chat_max_tokens != 0) add("max_tokens", defaults.chat_max_tokens);
+  return out + '}';
 }
 
 uint64_t choice_seed(int64_t seed, uint32_t choice) {

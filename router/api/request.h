@@ -13,6 +13,20 @@
 
 namespace tandem::router {
 
+inline constexpr double kMaxTemperature = 2;
+
+// What a request gets that does not say; empty: OpenAI's own defaults, as in SamplingFields.
+struct SamplingDefaults {
+  std::optional<double> temperature = {};
+  std::optional<double> top_p = {};
+  std::optional<uint32_t> top_k = {};  // 0: off
+  std::optional<double> min_p = {};
+  std::optional<double> repetition_penalty = {};
+  uint32_t chat_max_tokens = 0;  // 0: what is left of the context
+};
+// {"temperature":0.6,"top_p":0.95}: what is not empty, under the names that requests use.
+[[nodiscard]] std::string sampling_defaults_json(const SamplingDefaults& defaults);
+
 // What a request is checked against. `vocab` and `context` are the model's.
 struct ApiLimits {
   uint32_t vocab = 0;
@@ -23,6 +37,7 @@ struct ApiLimits {
   uint32_t max_prompts = 64;
   uint32_t max_stop = 16;
   uint32_t max_logprobs = 20;
+  SamplingDefaults sampling = {};
 };
 
 // OpenAI's sampling fields and vLLM's additions, checked and normalised: a temperature too small to

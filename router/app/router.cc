@@ -14,6 +14,7 @@
 #include "common/net/io_thread.h"
 #include "common/obs/trace.h"
 #include "common/text/tokenizer.h"
+#include "router/app/sampling.h"
 #include "router/cluster/cluster_link.h"
 #include "router/cluster/router_metrics.h"
 #include "router/http/api_server.h"
@@ -26,7 +27,7 @@ namespace {
 // For the last of every answer, or the error in its place, to get through to its client.
 constexpr Duration kFlush = std::chrono::seconds(3);
 
-ApiLimits api_limits(const LimitsSettings& s) {
+ApiLimits api_limits(const LimitsSettings& s, const SamplingDefaults& sampling) {
   ApiLimits limits;
   limits.default_max_tokens = s.default_max_tokens;
   limits.max_tokens = s.max_tokens;
@@ -34,6 +35,7 @@ ApiLimits api_limits(const LimitsSettings& s) {
   limits.max_prompts = s.max_prompts;
   limits.max_stop = s.max_stop;
   limits.max_logprobs = s.max_logprobs;
+  limits.sampling = sampling;
   return limits;
 }
 
@@ -56,11 +58,13 @@ struct LoadedModel {
   ServedModel served;
   std::string tokenizer_hash;
   text::TextModel text;
+  SamplingDefaults sampling;
 };
 
 // Config, metadata and tokenizer; weights stay on disk.
-Result<LoadedModel> load_model(const ModelSettings& settings, const Clock& clock,
+Result<LoadedModel> load_model(const ClusterConfig& cluster, const Clock& clock,
                                const Logger& log) {
+  const ModelSettings& settings = cluster.model;
   model::CheckpointOptions options;
   if (settings.load_format == LoadFormat::kDummy) options.format = model::LoadFormat::kDummy;
   TANDEM_ASSIGN(const auto checkpoint, model::Checkpoint::open(settings.path, options));
@@ -77,6 +81,7 @@ Result<LoadedModel> load_model(const ModelSettings& settings, const Clock& clock
   if (settings.max_context != 0)
     out.served.context = std::min(out.served.context, settings.max_context);
   out.tokenizer_hash = std::string(out.text.tokenizer->hash());
+  TANDEM_ASSIGN(out.sampling, sampling_defaults(cluster.router.sampling, *checkpoint, log));
   return out;
 }
 
@@ -96,11 +101,12 @@ Router::~Router() {
 Status Router::start(const std::string& run_dir) {
   StartupPhases phases(clock_, log_);
   phases.next("load_model");
-  TANDEM_ASSIGN(LoadedModel model, load_model(config_.model, clock_, log_));
+  TANDEM_ASSIGN(LoadedModel model, load_model(config_, clock_, log_));
   phases.next("listen");
   TANDEM_ASSIGN(std::vector<std::string> keys, load_api_keys(config_.router.http));
   TANDEM_ASSIGN(std::string shared_key, load_shared_key(config_.router.control));
-  board_ = std::make_unique<StatusBoard>(clock_, model.served.id, TANDEM_VERSION);
+  board_ = std::make_unique<StatusBoard>(clock_, model.served.id,
+                                         sampling_defaults_json(model.sampling), TANDEM_VERSION);
   DispatchOptions options = dispatch_options(config_.router);
   options.model_fingerprint = model.served.fingerprint;
   options.tokenizer_hash = model.tokenizer_hash;
@@ -116,15 +122,15 @@ Status Router::start(const std::string& run_dir) {
                            .board = *board_});
   if (!cluster) return fail(in_section(cluster.error(), "router.control"));
   cluster_ = std::move(*cluster);
-  api_ = std::make_unique<ApiServer>(ApiServer::Deps{.clock = clock_,
-                                                     .log = log_,
-                                                     .registry = registry_,
-                                                     .metrics = *metrics_,
-                                                     .board = *board_,
-                                                     .cluster = *cluster_},
-                                     model.served, api_limits(config_.router.limits),
-                                     PromptBuilder(model.text.tokenizer, model.text.chat_template),
-                                     ApiKeyGate(std::move(keys)));
+  api_ = std::make_unique<ApiServer>(
+      ApiServer::Deps{.clock = clock_,
+                      .log = log_,
+                      .registry = registry_,
+                      .metrics = *metrics_,
+                      .board = *board_,
+                      .cluster = *cluster_},
+      model.served, api_limits(config_.router.limits, model.sampling),
+      PromptBuilder(model.text.tokenizer, model.text.chat_template), ApiKeyGate(std::move(keys)));
   cluster_->start();
   auto http =
       HttpServer::create(config_.router.http,

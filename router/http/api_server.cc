@@ -153,7 +153,8 @@ Result<GenerationPlan> ApiServer::plan_chat(const HttpRequest& request) const {
                 "messages");
   }
   TANDEM_ASSIGN(prompt.max_new_tokens,
-                resolve_max_tokens(chat.common, prompt.tokens.size(), limits, "messages", 0));
+                resolve_max_tokens(chat.common, prompt.tokens.size(), limits, "messages",
+                                   limits.sampling.chat_max_tokens));
   GenerationPlan plan = new_plan(request, Endpoint::kChat, std::move(chat.common));
   plan.prompts.push_back(std::move(prompt));
   return plan;
@@ -253,7 +254,7 @@ std::string ApiServer::model_object(const std::string& id) const {
   append_json_string(out, model_.id);
   out += ",\"parent\":null,\"max_model_len\":";
   append_json_integer(out, limits().context);
-  out += '}';
+  out += ",\"default_sampling_params\":" + sampling_defaults_json(limits_.sampling) + '}';
   return out;
 }
 

@@ -129,6 +129,8 @@ function facts(list, pairs) {
 
 function show(s) {
   modelId = s.model.id;
+  const recommended = s.model.default_sampling_params;
+  sampling = 'temperature' in recommended ? {} : {...plainSampling, ...('top_p' in recommended ? {top_p: recommended.top_p} : {})};
   $('model').textContent = s.model.id;
   $('version').textContent = s.version;
   $('uptime').textContent = 'up ' + seconds(s.uptime_seconds);
@@ -201,6 +203,9 @@ $('key-form').addEventListener('submit', (event) => {
 // ---- chat ----
 const conversation = [];
 let running = null;
+// For models that recommend nothing: OpenAI's temperature of 1 makes small ones ramble. As `tandem chat` does.
+const plainSampling = {temperature: 0.7, top_p: 0.9};
+let sampling = plainSampling;
 
 async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
@@ -230,7 +235,7 @@ async function ask(text) {
   try {
     const reply = await fetch('/v1/chat/completions', {
       method: 'POST', signal: running.signal, headers: headers({'Content-Type': 'application/json'}),
-      body: JSON.stringify({model: modelId, messages: conversation, stream: true, max_tokens: 512, temperature: 0.3, stream_options: {include_usage: true}}),
+      body: JSON.stringify({model: modelId, messages: conversation, stream: true, max_tokens: 512, ...sampling, stream_options: {include_usage: true}}),
     });
     if (!reply.ok) throw new Error((await reply.json()).error.message);
     for await (const event of events(reply.body)) {

@@ -36,7 +36,9 @@ class LatencyBuckets {
 // thread.
 class StatusBoard {
  public:
-  StatusBoard(const Clock& clock, std::string model_id, std::string version);
+  // `sampling_defaults`: a JSON object.
+  StatusBoard(const Clock& clock, std::string model_id, std::string sampling_defaults,
+              std::string version);
 
   LatencyBuckets ttft, itl, e2e, prefill_to_decode;
   std::atomic<uint64_t> prompt_tokens{0};  // of finished prefills
@@ -66,6 +68,7 @@ class StatusBoard {
 
   const Clock& clock_;
   const std::string model_id_;
+  const std::string sampling_defaults_;
   const std::string version_;
   const TimePoint start_;
   mutable std::mutex mutex_;  // guards history_

@@ -1,14 +1,12 @@
 """tandem generate, tokenize and eval against the reference files, and what wrong arguments get."""
 import array
 import concurrent.futures
-import http.server
 import json
 import math
 import os
 import stat
 import struct
 import subprocess
-import threading
 
 import pytest
 
@@ -71,30 +69,6 @@ def test_logits_go_into_a_pipe_without_replacing_it(tmp_path):
         assert stat.S_ISFIFO(pipe.stat().st_mode)
         size, = struct.unpack("<Q", reader.result(60)[:8])
     assert 0 < size < 1000
-
-
-@pytest.mark.parametrize("whole", [True, False])
-def test_chat_tells_an_answer_that_is_not_whole(whole):
-    class Server(http.server.BaseHTTPRequestHandler):  # speaks HTTP/1.0: the end of the connection ends the answer
-        def do_POST(self):
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response_only(103)  # a hint that clients may pass over
-            self.end_headers()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/event-stream")
-            self.end_headers()
-            self.wfile.write(b'data: {"choices":[{"index":0,"delta":{"content":"Hello"}}]}\n\n')
-            if whole:
-                self.wfile.write(b"data: [DONE]\n\n")
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Server) as server:
-        threading.Thread(target=server.handle_request, daemon=True).start()
-        run = tandem("chat", "--url", f"http://127.0.0.1:{server.server_port}", "--model", "m", "--ask", "Hi", check=False)
-    assert run.stdout == "Hello\n"
-    assert run.returncode == (0 if whole else 1) and ("not whole" in run.stderr) == (not whole)
 
 
 def test_output_that_does_not_fit_is_a_failure():

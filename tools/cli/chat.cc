@@ -1,17 +1,19 @@
+#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <boost/json.hpp>
+#include <cerrno>
 #include <cstdio>
-#include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
 
-#include "common/base/utf8.h"
-#include "tools/bench/completion_stream.h"
+#include "tools/cli/chat_command.h"
+#include "tools/cli/chat_turn.h"
 #include "tools/cli/command.h"
+#include "tools/cli/line_reader.h"
 #include "tools/cli/status_text.h"
 #include "tools/client/server_flags.h"
 #include "tools/number_flag.h"
@@ -23,77 +25,53 @@ namespace json = boost::json;
 
 struct ChatFlags {
   client::ServerFlags server;
-  std::string model, system, ask;
-  uint32_t max_tokens = 512;
-  double temperature = -1;  // below 0: the server's own
+  TurnOptions turn;
+  std::string system, ask;
   bool stats = false;
 };
 
 volatile sig_atomic_t interrupted = 0;
+volatile sig_atomic_t wake_writer = -1;  // of the guard that lives
 
-// Ctrl-C ends the answer in work, not the program. The old handler comes back at the end.
+// While it lives, Ctrl-C ends an answer in work or the line being typed, not the program. The old
+// handler comes back at the end. At most one at a time.
 class InterruptGuard {
  public:
   InterruptGuard() {
-    interrupted = 0;
+    if (::pipe2(wake_, O_NONBLOCK | O_CLOEXEC) != 0) wake_[0] = wake_[1] = -1;
+    wake_writer = wake_[1];
     struct sigaction action {};
-    action.sa_handler = [](int) { interrupted = 1; };
+    action.sa_flags = SA_RESTART;
+    // A pipe, since the signal may come just before the wait for input or on another thread.
+    action.sa_handler = [](int) {
+      const int error = errno;
+      interrupted = 1;
+      [[maybe_unused]] const ssize_t sent = ::write(wake_writer, "!", 1);
+      errno = error;
+    };
     ::sigaction(SIGINT, &action, &before_);
   }
-  ~InterruptGuard() { ::sigaction(SIGINT, &before_, nullptr); }
+  ~InterruptGuard() {
+    ::sigaction(SIGINT, &before_, nullptr);
+    wake_writer = -1;
+    for (const int end : wake_) {
+      if (end >= 0) ::close(end);
+    }
+  }
   InterruptGuard(const InterruptGuard&) = delete;
   InterruptGuard& operator=(const InterruptGuard&) = delete;
 
+  // What was pressed so far has had its effect.
+  void forget() const {
+    interrupted = 0;
+    drain(wake_[0]);
+  }
+  [[nodiscard]] int wake_fd() const { return wake_[0]; }
+
  private:
+  int wake_[2] = {-1, -1};
   struct sigaction before_ {};
 };
-
-struct Answer {
-  std::string text;
-  double ttft = 0;
-  double seconds = 0;  // request to last byte
-  double last = 0;     // request to last piece of text
-  uint32_t prompt_tokens = 0, output_tokens = 0;
-};
-
-Result<Answer> ask(client::HttpFetcher& fetcher, const ChatFlags& flags, const std::string& model,
-                   const json::array& messages, const Clock& clock) {
-  json::object body{{"model", model},
-                    {"messages", messages},
-                    {"max_tokens", flags.max_tokens},
-                    {"stream", true},
-                    {"stream_options", json::object{{"include_usage", true}}}};
-  if (flags.temperature >= 0) body["temperature"] = flags.temperature;
-  const std::string text = json::serialize(body);
-  if (!is_valid_utf8(text)) return fail(ErrorCode::kInvalidArgument, "this text is not UTF-8");
-  const InterruptGuard guard;
-  Answer answer;
-  bench::CompletionStream stream;
-  stream.on_text([&](std::string_view piece) {
-    answer.text += piece;
-    std::fwrite(piece.data(), 1, piece.size(), stdout);
-    std::fflush(stdout);
-  });
-  const TimePoint begin = clock.now();
-  auto result = fetcher.post_json(
-      "/v1/chat/completions", text,
-      [&](std::string_view bytes) {
-        if (stream.feed(bytes) == 0) return;
-        answer.last = to_seconds(clock.now() - begin);
-        if (answer.ttft == 0) answer.ttft = answer.last;
-      },
-      [] { return interrupted != 0; });
-  if (!answer.text.empty()) std::printf("\n");
-  if (!result) return fail(std::move(result).error());
-  if (result->status != 200) return fail(client::refusal("/v1/chat/completions", *result));
-  if (!stream.error().empty()) return fail(ErrorCode::kUnavailable, stream.error());
-  if (!stream.done())
-    return fail(ErrorCode::kUnavailable, "the answer ended without [DONE]: it is not whole");
-  answer.seconds = to_seconds(clock.now() - begin);
-  answer.prompt_tokens = stream.prompt_tokens();
-  answer.output_tokens = stream.output_tokens();
-  return answer;
-}
 
 std::optional<TransferTotals> read_transfers(client::HttpFetcher& fetcher) {
   const auto status = fetcher.get_object("/status");
@@ -134,14 +112,130 @@ std::optional<TransferTotals> settled_transfers(client::HttpFetcher& fetcher,
   return after;
 }
 
-Status one_turn(client::HttpFetcher& fetcher, const ChatFlags& flags, const std::string& model,
-                json::array& messages, const Clock& clock) {
-  const auto before = flags.stats ? read_transfers(fetcher) : std::nullopt;
-  auto answer = ask(fetcher, flags, model, messages, clock);
-  if (!answer) return fail(std::move(answer).error());
-  messages.push_back(json::object{{"role", "assistant"}, {"content", answer->text}});
-  if (flags.stats) print_stats(*answer, before, settled_transfers(fetcher, before));
+// A conversation with one model.
+class Chat {
+ public:
+  Chat(client::HttpFetcher& fetcher, const ChatFlags& flags, TurnOptions turn, const Clock& clock)
+      : fetcher_(fetcher), flags_(flags), turn_(std::move(turn)), clock_(clock) {
+    clear();
+  }
+
+  // On an error the question is forgotten.
+  Status say(const std::string& text) {
+    messages_.push_back(json::object{{"role", "user"}, {"content", text}});
+    const auto before = flags_.stats ? read_transfers(fetcher_) : std::nullopt;
+    auto answer = ask(fetcher_, turn_, messages_, clock_, [] { return interrupted != 0; });
+    if (!answer) {
+      messages_.pop_back();
+      return fail(std::move(answer).error());
+    }
+    messages_.push_back(json::object{{"role", "assistant"}, {"content", answer->text}});
+    if (flags_.stats) print_stats(*answer, before, settled_transfers(fetcher_, before));
+    return {};
+  }
+
+  void clear() {
+    messages_.clear();
+    if (flags_.system.empty()) return;
+    messages_.push_back(json::object{{"role", "system"}, {"content", flags_.system}});
+  }
+
+ private:
+  client::HttpFetcher& fetcher_;
+  const ChatFlags& flags_;
+  const TurnOptions turn_;
+  const Clock& clock_;
+  json::array messages_;
+};
+
+tl::unexpected<Error> not_understood(const std::string& line, ChatLine kind) {
+  const std::string word = line.substr(0, line.find_first_of(" \t"));
+  return fail(ErrorCode::kInvalidArgument,
+              kind == ChatLine::kUnknown
+                  ? "unknown command " + word + "; /help lists them"
+                  : word + " takes nothing after it; begin the line with a space to send it");
+}
+
+// Handles one line that is no text; whether to go on.
+Result<bool> obey(const std::string& line, ChatLine kind, Chat& chat) {
+  switch (kind) {
+    case ChatLine::kHelp:
+      std::fprintf(stderr, "%s", std::string(kChatHelp).c_str());
+      return true;
+    case ChatLine::kClear:
+      chat.clear();
+      std::fprintf(stderr, "The conversation is forgotten.\n");
+      return true;
+    case ChatLine::kQuit:
+      return false;
+    case ChatLine::kUnknown:
+    case ChatLine::kTooMuch:
+      return not_understood(line, kind);
+    case ChatLine::kText:
+    case ChatLine::kNothing:
+      break;
+  }
+  return true;
+}
+
+// One line of a conversation: a question or a command; whether to go on.
+Result<bool> take(const std::string& line, Chat& chat) {
+  const ChatLine kind = classify(line);
+  if (kind != ChatLine::kText) return obey(line, kind, chat);
+  TANDEM_TRY(chat.say(line));
+  return true;
+}
+
+// Lines of a file or a pipe: the first that fails ends it.
+Status converse(Chat& chat) {
+  LineReader lines(STDIN_FILENO, -1);
+  std::string line;
+  while (lines.read(line) == LineReader::Outcome::kLine) {
+    TANDEM_ASSIGN(const bool more, take(line, chat));
+    if (!more) break;
+  }
   return {};
+}
+
+// With a person at a terminal: an error is told and the conversation goes on.
+Status converse_at_terminal(Chat& chat) {
+  const InterruptGuard guard;
+  LineReader lines(STDIN_FILENO, guard.wake_fd());
+  std::string line;
+  while (true) {
+    std::fprintf(stderr, "> ");
+    const LineReader::Outcome outcome = lines.read(line);
+    if (outcome == LineReader::Outcome::kInterrupted) {
+      std::fprintf(stderr, "\n(Ctrl-D or /quit leaves)\n");
+      continue;
+    }
+    if (outcome == LineReader::Outcome::kEnd) break;
+    const auto more = take(line, chat);
+    guard.forget();
+    if (more && !*more) return {};
+    if (more) continue;
+    if (std::ferror(stdout) != 0) return {};  // main() tells
+    if (more.error().code == ErrorCode::kCancelled) {
+      std::fprintf(stderr, "(stopped; this question and its answer are forgotten)\n");
+    } else {
+      std::fprintf(stderr, "tandem chat: %s\n", more.error().detail.c_str());
+    }
+  }
+  std::fprintf(stderr, "\n");  // the shell's prompt gets a line of its own
+  return {};
+}
+
+// The model that the flags name, or the first of the server, with what to ask of it.
+Result<TurnOptions> choose_model(client::HttpFetcher& fetcher, const ChatFlags& flags) {
+  TurnOptions turn = flags.turn;
+  const bool decided = !turn.model.empty() && turn.temperature;
+  if (decided) return turn;
+  auto model = fetcher.model(turn.model);
+  if (!model && turn.model.empty()) return fail(std::move(model).error());
+  // A name that is not listed may still be served: the answer will tell.
+  choose_sampling(model ? *model : json::object{}, turn);
+  if (model && turn.model.empty()) turn.model = std::string(model->at("id").as_string());
+  return turn;
 }
 
 Status chat(const ChatFlags& flags, const CommandContext& context) {
@@ -149,42 +243,18 @@ Status chat(const ChatFlags& flags, const CommandContext& context) {
                 client::resolve_server(flags.server, context.environment));
   options.timeout = std::chrono::seconds(300);
   TANDEM_ASSIGN(auto fetcher, client::HttpFetcher::create(options));
-  std::string model = flags.model;
-  if (model.empty()) {
-    TANDEM_ASSIGN(model, fetcher->first_model());
-  }
-  json::array messages;
-  if (!flags.system.empty()) {
-    messages.push_back(json::object{{"role", "system"}, {"content", flags.system}});
-  }
-  const size_t opening = messages.size();
-  if (!flags.ask.empty()) {
-    messages.push_back(json::object{{"role", "user"}, {"content", flags.ask}});
-    return one_turn(*fetcher, flags, model, messages, context.clock);
-  }
-  const bool terminal = ::isatty(STDIN_FILENO) == 1;
+  TANDEM_ASSIGN(const TurnOptions turn, choose_model(*fetcher, flags));
+  Chat chat(*fetcher, flags, turn, context.clock);
+  const bool terminal = flags.ask.empty() && ::isatty(STDIN_FILENO) == 1;
   if (terminal) {
-    std::fprintf(
-        stderr, "%s at %s. /new forgets the conversation, Ctrl-C stops an answer, Ctrl-D leaves.\n",
-        model.c_str(), options.url.c_str());
+    std::fprintf(stderr, "%s at %s. /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.\n",
+                 turn.model.c_str(), options.url.c_str());
+    return converse_at_terminal(chat);
   }
-  std::string line;
-  while (true) {
-    if (terminal) std::fprintf(stderr, "> ");
-    if (!std::getline(std::cin, line)) break;
-    if (line.empty()) continue;
-    if (line == "/new") {
-      messages.erase(messages.begin() + static_cast<std::ptrdiff_t>(opening), messages.end());
-      continue;
-    }
-    messages.push_back(json::object{{"role", "user"}, {"content", line}});
-    const Status turn = one_turn(*fetcher, flags, model, messages, context.clock);
-    if (turn) continue;
-    messages.pop_back();
-    if (turn.error().code != ErrorCode::kCancelled && !terminal) return turn;
-    std::fprintf(stderr, "tandem chat: %s\n", turn.error().detail.c_str());
-  }
-  return {};
+  const Status done = flags.ask.empty() ? converse(chat) : chat.say(flags.ask);
+  // Standard output takes no more: main() tells, unless it is a reader that has had enough.
+  if (!done && done.error().code == ErrorCode::kCancelled && std::ferror(stdout) != 0) return {};
+  return done;
 }
 
 }  // namespace
@@ -193,12 +263,20 @@ void add_chat(CLI::App& app, CommandContext& context) {
   auto flags = std::make_shared<ChatFlags>();
   CLI::App* command = app.add_subcommand("chat", "talk to a running cluster");
   client::add_server_flags(*command, flags->server);
-  command->add_option("--model", flags->model, "default: the first that the server lists");
+  command->add_option("--model", flags->turn.model, "default: the first that the server lists");
   command->add_option("--system", flags->system, "system message");
   command->add_option("--ask", flags->ask, "one question instead of a conversation");
-  command->add_option("--max-tokens", flags->max_tokens, "longest answer; default 512")
+  command->add_option("--max-tokens", flags->turn.max_tokens, "longest answer; default 512")
       ->check(whole(1, 1 << 24));
-  command->add_option("--temperature", flags->temperature)->check(between(0, 2));
+  command
+      ->add_option("--temperature", flags->turn.temperature,
+                   "0: always the likeliest token; default: what the model recommends, else 0.7")
+      ->check(between(0, 2));
+  command
+      ->add_option("--top-p", flags->turn.top_p,
+                   "share of the likeliest tokens to draw from; default: what the model "
+                   "recommends, else 0.9")
+      ->check(between(0, 1));
   command->add_flag("--stats", flags->stats, "print latencies and KV sizes after each answer");
   command->callback(
       [flags, &context] { run(context, "chat", [&] { return chat(*flags, context); }); });

@@ -77,16 +77,26 @@ Result<json::object> HttpFetcher::post_object(std::string_view target, std::stri
   return object_of(target, reply);
 }
 
-Result<std::string> HttpFetcher::first_model() {
+Result<json::object> HttpFetcher::model(std::string_view id) {
   TANDEM_ASSIGN(const json::object models, get_object("/v1/models"));
-  json::error_code error;
-  const json::value whole(models);
-  const json::value* id = whole.find_pointer("/data/0/id", error);
-  if (error || id == nullptr || !id->is_string()) {
-    return fail(ErrorCode::kNotFound, "/v1/models lists no model: name one with --model",
-                "--model");
+  const json::value* data = models.if_contains("data");
+  if (data != nullptr && data->is_array()) {
+    for (const json::value& entry : data->get_array()) {
+      const json::object* object = entry.if_object();
+      const json::value* name = object != nullptr ? object->if_contains("id") : nullptr;
+      if (name == nullptr || !name->is_string()) continue;
+      if (id.empty() || id == std::string_view(name->get_string())) return *object;
+    }
   }
-  return std::string(id->get_string());
+  return fail(ErrorCode::kNotFound,
+              id.empty() ? std::string("/v1/models lists no model: name one with --model")
+                         : "/v1/models does not list " + std::string(id),
+              "--model");
+}
+
+Result<std::string> HttpFetcher::first_model() {
+  TANDEM_ASSIGN(const json::object first, model({}));
+  return std::string(first.at("id").as_string());
 }
 
 std::string server_root(std::string url) {

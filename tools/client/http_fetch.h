@@ -35,6 +35,9 @@ class HttpFetcher {
   // anything but a 200 with an object.
   [[nodiscard]] Result<boost::json::object> get_object(std::string_view target);
   [[nodiscard]] Result<boost::json::object> post_object(std::string_view target, std::string body);
+  // What /v1/models lists under that id; empty: the first. It has an "id" that is a string.
+  // kNotFound if there is none.
+  [[nodiscard]] Result<boost::json::object> model(std::string_view id);
   // The first id of /v1/models.
   [[nodiscard]] Result<std::string> first_model();
 

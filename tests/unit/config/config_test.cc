@@ -83,6 +83,34 @@ TEST(ClusterFile, ReadsEveryKindOfField) {
   EXPECT_EQ(router_address(config, config.prefill[0]), "[::1]:7171");
 }
 
+TEST(ClusterFile, NumbersThatMayBeLeftToTheModel) {
+  const auto config = parse(R"(
+model: {path: m}
+router: {sampling: {from_model: false, temperature: 0, top_p: auto, top_k: 40}}
+)")
+                          .value();
+  const SamplingSettings& sampling = config.router.sampling;
+  EXPECT_FALSE(sampling.from_model);
+  EXPECT_EQ(sampling.temperature, 0.0);
+  EXPECT_EQ(sampling.top_p, std::nullopt);
+  EXPECT_EQ(sampling.top_k, 40u);
+  EXPECT_EQ(sampling.min_p, std::nullopt);
+  const std::string printed = print_config(config);
+  for (const char* line : {"temperature: 0\n", "top_p: auto\n", "top_k: 40\n"})
+    EXPECT_THAT(printed, HasSubstr(line));
+  EXPECT_EQ(parse(printed).value().router.sampling.top_k, 40u);
+  const auto changed =
+      parse("model: {path: m}\n", {{"TANDEM_ROUTER_SAMPLING_TEMPERATURE", "0.2"}}).value();
+  EXPECT_EQ(changed.router.sampling.temperature, 0.2);
+  for (const char* value : {"2.5", "-1", "nan", "'0.5'", "off", "[]"})
+    EXPECT_THAT(refusal("model: {path: m}\nrouter: {sampling: {temperature: " + std::string(value) +
+                        "}}\n"),
+                HasSubstr("router.sampling.temperature"))
+        << value;
+  EXPECT_THAT(refusal("model: {path: m}\nrouter: {sampling: {top_k: 1.5}}\n"),
+              HasSubstr("router.sampling.top_k"));
+}
+
 TEST(ClusterFile, VariablesOverrideTheFile) {
   const Environment environment{{"TANDEM_MODEL_PATH", "rel/model"},
                                 {"TANDEM_ROUTER_HTTP_PORT", "9000"},

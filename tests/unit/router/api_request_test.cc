@@ -326,6 +326,47 @@ TEST(Sampling, TinyTemperatureAndTopPAreGreedy) {  // case 38
   EXPECT_EQ(zero_mass->common.sampling.temperature, 2);
 }
 
+TEST(Sampling, WhatARequestDoesNotSayTheModelDoes) {
+  ApiLimits limits = kLimits;
+  limits.sampling = {.temperature = 0.6,
+                     .top_p = 0.95,
+                     .top_k = 20,
+                     .min_p = 0.1,
+                     .repetition_penalty = 1.05,
+                     .chat_max_tokens = 0};
+  for (const char* silent : {"", R"("temperature":null,"top_k":null)"}) {
+    const auto request = parse_chat_request(chat(silent), limits);
+    ASSERT_TRUE(request);
+    const SamplingFields& s = request->common.sampling;
+    EXPECT_EQ(s.temperature, 0.6);
+    EXPECT_EQ(s.top_p, 0.95);
+    EXPECT_EQ(s.top_k, 20);
+    EXPECT_EQ(s.min_p, 0.1);
+    EXPECT_EQ(s.repetition_penalty, 1.05);
+  }
+  const auto other = parse_completion_request(
+      completion("\"x\"",
+                 R"("temperature":1,"top_p":1,"top_k":-1,"min_p":0,"repetition_penalty":1)"),
+      limits);
+  ASSERT_TRUE(other);
+  EXPECT_EQ(other->common.sampling.temperature, 1);
+  EXPECT_EQ(other->common.sampling.top_p, 1);
+  EXPECT_EQ(other->common.sampling.top_k, 0);
+  EXPECT_EQ(other->common.sampling.min_p, 0);
+  EXPECT_EQ(other->common.sampling.repetition_penalty, 1);
+  limits.sampling = {.temperature = 1e-9, .top_k = 1000000};  // as if the request had said so
+  const auto greedy = parse_chat_request(chat(""), limits);
+  ASSERT_TRUE(greedy);
+  EXPECT_EQ(greedy->common.sampling.temperature, 0);
+  EXPECT_EQ(greedy->common.sampling.top_k, 4096);
+}
+
+TEST(Sampling, DefaultsAreTold) {
+  EXPECT_EQ(sampling_defaults_json({}), "{}");
+  EXPECT_EQ(sampling_defaults_json({.temperature = 0.5, .top_k = 20, .chat_max_tokens = 64}),
+            R"({"temperature":0.5,"top_k":20,"max_tokens":64})");
+}
+
 TEST(CompletionRequest, ImpossibleTokenIdsAreNamed) {  // case 04
   const std::pair<std::string_view, std::string_view> cases[] = {
       {"[-1]", "prompt[0]"},

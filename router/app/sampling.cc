@@ -1,0 +1,35 @@
+#include "router/app/sampling.h"
+
+#include "common/model/checkpoint.h"
+#include "common/model/sampling_defaults.h"
+
+namespace tandem::router {
+
+Result<SamplingDefaults> sampling_defaults(const SamplingSettings& settings,
+                                           const model::Checkpoint& checkpoint, const Logger& log) {
+  model::SamplingDefaults recommended;
+  if (settings.from_model) {
+    auto read = model::load_sampling_defaults(checkpoint);
+    if (!read) {
+      return fail(ErrorCode::kConfig,
+                  read.error().detail + "; with router.sampling.from_model: false it is not read",
+                  "router.sampling.from_model");
+    }
+    recommended = *read;
+  }
+  const auto either = [](const auto& file, const auto& model) { return file ? file : model; };
+  SamplingDefaults out;
+  out.temperature = either(settings.temperature, recommended.temperature);
+  // More than the API lets a request ask for.
+  if (out.temperature && *out.temperature > kMaxTemperature) out.temperature = kMaxTemperature;
+  out.top_p = either(settings.top_p, recommended.top_p);
+  out.top_k = either(settings.top_k, recommended.top_k);
+  out.min_p = either(settings.min_p, recommended.min_p);
+  out.repetition_penalty = either(settings.repetition_penalty, recommended.repetition_penalty);
+  out.chat_max_tokens = recommended.max_new_tokens.value_or(0);
+  log.info("sampling_defaults",
+           {{"values", sampling_defaults_json(out)}, {"from_model", settings.from_model}});
+  return out;
+}
+
+}  // namespace tandem::router
