@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "common/base/machine_memory.h"
+#include "common/base/machine_limits.h"
 #include "common/model/text.h"
 
 namespace tandem::node {

@@ -1,6 +1,6 @@
 #include "common/preflight/machine.h"
 
-#include "common/base/machine_memory.h"
+#include "common/base/machine_limits.h"
 #include "common/base/process_limits.h"
 #include "common/engine/cpu/thread_pool.h"
 #include "common/preflight/nodes.h"
@@ -12,6 +12,7 @@ Machine read_machine(const ClusterConfig& config) {
   Machine machine;
   machine.cpus = usable_cpus();
   machine.can_pin = [](uint32_t cpu) { return engine::can_pin(static_cast<int>(cpu)); };
+  machine.threads = machine_threads();
   machine.memory_bytes = machine_memory();
   machine.check_ucx = [](const std::string& tls, std::vector<std::string>& warnings) {
     return transport::check_ucx(

@@ -15,6 +15,7 @@ namespace tandem::preflight {
 // What a machine has that cluster files ask for.
 struct Machine {
   uint32_t cpus = 1;                         // that this process may use
+  uint64_t threads = 0;                      // see machine_threads()
   std::function<Status(uint32_t)> can_pin;   // a compute thread to that CPU
   uint64_t memory_bytes = 0;                 // see machine_memory()
   std::vector<cuda::DeviceInfo> devices;     // read where a node asks for a card

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <map>
 
+#include "common/engine/cpu/thread_pool.h"
 #include "common/preflight/rules.h"
 
 namespace tandem::preflight {
@@ -9,6 +10,10 @@ namespace {
 void check_threads(uint32_t threads, const std::string& key, const Machine& machine,
                    Findings& out) {
   if (threads <= machine.cpus) return;
+  if (const Status can = engine::check_thread_count(threads, machine.threads); !can) {
+    out.push_back(finding_of(key, can.error()));
+    return;
+  }
   out.push_back(warning(key,
                         "more compute threads than the " + std::to_string(machine.cpus) +
                             " CPUs that this process may use: they take turns",

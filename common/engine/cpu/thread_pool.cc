@@ -13,6 +13,8 @@
 #include <string>
 #include <system_error>
 
+#include "common/base/machine_limits.h"
+
 namespace tandem::engine {
 namespace {
 
@@ -81,10 +83,21 @@ Status can_pin(int cpu) {
   return pinned;
 }
 
+Status check_thread_count(uint32_t threads, uint64_t limit) {
+  if (threads == 0) return fail(ErrorCode::kConfig, "threads must be at least 1", "threads");
+  if (limit == 0 || threads < limit) return {};
+  return fail(
+      ErrorCode::kConfig,
+      std::to_string(threads) + " compute threads are wanted where " + std::to_string(limit) +
+          " threads may run in all (pids.max of the control group, or ulimit -u); use fewer "
+          "threads, or raise that limit",
+      "threads");
+}
+
 ThreadPool::ThreadPool(std::vector<int> cpus) : cpus_(std::move(cpus)) {}
 
 Result<std::unique_ptr<ThreadPool>> ThreadPool::create(uint32_t threads, std::vector<int> cpus) {
-  if (threads == 0) return fail(ErrorCode::kConfig, "threads must be at least 1", "threads");
+  TANDEM_TRY(check_thread_count(threads, machine_threads()));
   if (!cpus.empty() && cpus.size() != threads)
     return fail(ErrorCode::kConfig,
                 std::to_string(cpus.size()) + " CPUs are listed for " + std::to_string(threads) +

@@ -14,6 +14,10 @@ namespace tandem::engine {
 // The calling thread stays where it was.
 [[nodiscard]] Status can_pin(int cpu);
 
+// Whether that many compute threads can be started where `limit` threads may run (0: any number),
+// with the error of ThreadPool::create if not.
+[[nodiscard]] Status check_thread_count(uint32_t threads, uint64_t limit);
+
 // The threads that compute one engine's steps. The device thread leads: run() hands a job to the
 // workers, works itself and returns when all who joined are done. Workers serve nothing else.
 //

@@ -119,6 +119,11 @@ TEST_F(Judge, CpusAndThreads) {
   EXPECT_THAT(only(judge_lines("decode: [{threads: 4000}]"), false),
               AllOf(HasSubstr("decode[0].threads: 4000: more compute threads than the 2 CPUs"),
                     HasSubstr("use 2 or fewer")));
+  Machine crowded = small_machine();
+  crowded.threads = 1000;
+  EXPECT_THAT(only(judge_lines("decode: [{threads: 4000}]", crowded), true),
+              AllOf(HasSubstr("decode[0].threads: 4000: "), HasSubstr("1000 threads may run"),
+                    HasSubstr("; use fewer")));
   EXPECT_THAT(only(judge_lines("prefill: [{cpus: [0]}]\ndecode: [{cpus: [1, 0]}]"), false),
               HasSubstr("CPU 0 computes for prefill-0 too"));
   EXPECT_THAT(judge_lines("cpu_tail: {enabled: true, threads: 40, memory: 1GiB}"), SizeIs(1));

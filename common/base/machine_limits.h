@@ -10,4 +10,8 @@ namespace tandem {
 // their own.
 [[nodiscard]] uint64_t machine_memory(const std::string& root = "");
 
+// Threads that this process and those in its control groups may have together, or those of its
+// user. 0: no limit that is known.
+[[nodiscard]] uint64_t machine_threads(const std::string& root = "");
+
 }  // namespace tandem

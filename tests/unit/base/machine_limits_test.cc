@@ -1,4 +1,4 @@
-#include "common/base/machine_memory.h"
+#include "common/base/machine_limits.h"
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@ namespace tandem {
 namespace {
 
 // /proc and /sys of a machine that is made up.
-class MachineMemory : public ::testing::Test {
+class MachineLimits : public ::testing::Test {
  protected:
   void SetUp() override {
     char pattern[] = "/tmp/tandem-memory-XXXXXX";
@@ -26,9 +26,9 @@ class MachineMemory : public ::testing::Test {
   std::filesystem::path root_;
 };
 
-TEST_F(MachineMemory, IsRamAndSwap) { EXPECT_EQ(kib(), 16384U + 1024U); }
+TEST_F(MachineLimits, MemoryIsRamAndSwap) { EXPECT_EQ(kib(), 16384U + 1024U); }
 
-TEST_F(MachineMemory, IsWhatTheControlGroupsAllow) {
+TEST_F(MachineLimits, MemoryIsWhatTheControlGroupsAllow) {
   write("proc/self/cgroup", "0::/system.slice/tandem.service\n");
   write("sys/fs/cgroup/system.slice/tandem.service/memory.max", "max\n");
   EXPECT_EQ(kib(), 16384U + 1024U);
@@ -38,13 +38,13 @@ TEST_F(MachineMemory, IsWhatTheControlGroupsAllow) {
   EXPECT_EQ(kib(), 4096U + 1024U);
 }
 
-TEST_F(MachineMemory, IsWhatAContainerAllows) {
+TEST_F(MachineLimits, MemoryIsWhatAContainerAllows) {
   write("proc/self/cgroup", "0::/\n");
   write("sys/fs/cgroup/memory.max", "2097152\n");
   EXPECT_EQ(kib(), 2048U + 1024U);
 }
 
-TEST_F(MachineMemory, OfTheFirstVersionOfControlGroups) {
+TEST_F(MachineLimits, MemoryOfTheFirstVersionOfControlGroups) {
   write("proc/self/cgroup", "4:memory:/docker/1\n");
   write("sys/fs/cgroup/memory/memory.limit_in_bytes", "2097152\n");
   EXPECT_EQ(kib(), 2048U + 1024U);
@@ -53,9 +53,21 @@ TEST_F(MachineMemory, OfTheFirstVersionOfControlGroups) {
   EXPECT_EQ(kib(), 16384U + 1024U);
 }
 
-TEST_F(MachineMemory, IsUnknownWhereNothingTells) {
+TEST_F(MachineLimits, MemoryIsUnknownWhereNothingTells) {
   EXPECT_EQ(machine_memory((root_ / "nowhere").string()), 0U);
   EXPECT_GT(machine_memory(), uint64_t{1} << 28);  // of this machine
+}
+
+TEST_F(MachineLimits, ThreadsAreLimitedByTheControlGroupsToo) {
+  const uint64_t of_user = machine_threads(root_.string());
+  write("proc/self/cgroup", "0::/pod/one\n");
+  write("sys/fs/cgroup/pod/pids.max", "7\n");
+  write("sys/fs/cgroup/pod/one/pids.max", "max\n");
+  EXPECT_EQ(machine_threads(root_.string()), 7U);
+  write("sys/fs/cgroup/pod/one/pids.max", "5\n");
+  EXPECT_EQ(machine_threads(root_.string()), 5U);
+  write("proc/self/cgroup", "");
+  EXPECT_EQ(machine_threads(root_.string()), of_user);
 }
 
 }  // namespace
