@@ -12,6 +12,7 @@
 #include "common/config/environment.h"
 #include "tools/bench/bench_command.h"
 #include "tools/cli/command.h"
+#include "tools/cli/usage.h"
 #include "tools/version.h"
 
 namespace {
@@ -21,8 +22,8 @@ int run(int argc, char** argv) {
   const tandem::Environment environment = tandem::process_environment();
   tandem::cli::CommandContext context{.clock = clock, .environment = environment};
 
-  CLI::App app(
-      "Tandem serves large language models with prefill and decode as separate processes.");
+  CLI::App app("Tandem serves large language models with prefill and decode as separate processes.",
+               "tandem");
   app.set_version_flag("--version", std::string("tandem ") + TANDEM_VERSION);
   app.require_subcommand(1);
   tandem::cli::add_up(app, context);
@@ -39,8 +40,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::RuntimeError& error) {  // a command that has said what went wrong
     return error.get_exit_code();
   } catch (const CLI::ParseError& error) {
-    const int code = app.exit(error);
-    return code == 0 ? tandem::kExitOk : tandem::kExitUsage;
+    return tandem::cli::report_usage(app, error);
   }
   return context.exit_code;
 }

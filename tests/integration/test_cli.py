@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import math
 import os
+import re
 import stat
 import struct
 import subprocess
@@ -81,6 +82,17 @@ def test_output_that_does_not_fit_is_a_failure():
     run = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, env=harness.environment(), timeout=600)
     os.close(theirs)
     assert run.returncode == 0 and not run.stderr
+
+
+def test_a_reader_that_has_had_enough_ends_the_answer():
+    ours, theirs = os.pipe()
+    os.close(ours)
+    run = subprocess.run([harness.BIN / "tandem", "generate", CHAT_MODEL, "--ids", "5,6,7", "--ignore-eos", "--max-tokens", "1900"],
+                         stdout=theirs, stderr=subprocess.PIPE, text=True, env=harness.environment(), timeout=600)
+    os.close(theirs)
+    assert run.returncode == 0, run.stderr
+    answered = re.search(r", (\d+) tokens in", run.stderr)  # not told for a single one
+    assert not answered or int(answered.group(1)) < 10, run.stderr
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -214,7 +226,13 @@ def test_ids_files_take_spaces_and_commas(text, tmp_path):
     (["eval", CHAT_MODEL, "--data", "/nowhere"], 2, ["/nowhere"]),
     (["up", "/nowhere.yaml"], 2, ["/nowhere.yaml"]),
     (["status", "--url", "http://127.0.0.1:9"], 1, ["127.0.0.1"]),
-    (["nonsense"], 2, []),
+    (["nonsense"], 2, ["unknown word nonsense"]),
+    (["statsu", "--json"], 2, ["unknown word statsu", "did you mean status?"]),
+    (["generate", CHAT_MODEL, "--promt", "x"], 2, ["tandem generate: unknown option --promt", "did you mean --prompt?"]),
+    (["generate", CHAT_MODEL, "--ids", "1", "--temprature=0.5"], 2, ["--temprature=0.5", "did you mean --temperature?"]),
+    (["generate", CHAT_MODEL, "--ids", "1", "--qqq"], 2, ["unknown option --qqq"]),
+    (["bench", "server"], 2, ["tandem bench: unknown word server", "did you mean serve?"]),
+    (["bench", "serve", "--request", "1"], 2, ["did you mean --requests?"]),
 ])
 def test_wrong_arguments_are_named(arguments, code, fragments):
     run = tandem(*arguments, check=False)

@@ -158,12 +158,13 @@ Status generate(const GenerateFlags& flags, const Clock& clock) {
   if (text) stream.emplace(text->tokenizer, /*skip_special=*/true);
   std::string whole;
   job.on_token = [&](TokenId id) {
-    if (!stream) return;
+    if (!stream) return true;
     const std::string piece = stream->push(id);
     whole += piece;
-    if (flags.json || piece.empty()) return;
+    if (flags.json || piece.empty()) return true;
     std::fwrite(piece.data(), 1, piece.size(), stdout);
-    std::fflush(stdout);
+    // Nobody reads on, or nothing more fits: main() tells which.
+    return std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
   };
   std::optional<local::MatrixWriter> writer;
   if (!flags.logits.empty()) {

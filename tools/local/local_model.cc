@@ -246,7 +246,7 @@ Result<GenerateOutcome> LocalModel::generate(const GenerateJob& job) {
     outcome.ids.push_back(token);
     sequence.push_back(token);
     outcome.stopped = contains(job.stop_tokens, token);
-    if (job.on_token) job.on_token(token);
+    if (job.on_token && !job.on_token(token)) break;
     if (outcome.stopped || outcome.ids.size() >= job.max_new_tokens) break;
     const uint32_t start = static_cast<uint32_t>(sequence.size()) - 1;
     engine::SequenceInput in = state_->input(sequence, start, 1);

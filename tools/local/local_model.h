@@ -35,7 +35,7 @@ struct GenerateJob {
   engine::SamplingParams sampling;
   uint32_t max_new_tokens = 0;
   std::vector<TokenId> stop_tokens;       // one of them ends the answer and is its last id
-  std::function<void(TokenId)> on_token;  // may be empty
+  std::function<bool(TokenId)> on_token;  // false ends the answer; may be empty
   // Raw logits of prompt positions first .. first+rows-1, [rows, vocab]; may be empty. An error
   // ends the job.
   std::function<Status(uint32_t first, std::span<const float> logits)> on_logits;
