@@ -43,7 +43,7 @@ PrefillMetrics::PrefillMetrics(MetricsRegistry& r)
       deadlines_(r.counter("tandem_prefill_deadlines_exceeded_total",
                            "Prompts dropped at their deadline, in whatever phase")),
       ended_(r.counters("tandem_prefill_prompts_total", "Prompts by outcome",
-                        {Label{"outcome", {}}})) {}
+                        {node::outcome_label("ok")})) {}
 
 void PrefillMetrics::state(size_t queued, size_t computing, size_t sending,
                            const node::KvUsage& usage) {

@@ -354,8 +354,11 @@ void HttpConnection<Stream>::dispatch() {
     shared_.handler(std::move(request_), std::move(responder));
   } catch (const std::exception& e) {
     shared_.log.error("http_handler_failed", {{"request_id", request_id_}, {"error", e.what()}});
-    if (!spare.respond(error_response(
-            make_error(ErrorCode::kInternal, "the request failed inside the server")))) {
+    const HttpResponse response =
+        error_response(make_error(ErrorCode::kInternal, "the request failed inside the server"));
+    if (spare.respond(response)) {
+      shared_.answered_alone(response.status);
+    } else {
       spare.abort();
     }
   }
@@ -479,7 +482,10 @@ void HttpConnection<Stream>::wake() {
     close();
     return;
   }
-  if (work.head) queue_head(*work.head, work.streaming);
+  if (work.head) {
+    queue_head(*work.head, work.streaming);
+    if (work.abandoned) shared_.answered_alone(work.head->status);
+  }
   queue_pieces(work.pieces);
   if (work.finished && !answered_) {
     answered_ = true;

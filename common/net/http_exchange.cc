@@ -103,6 +103,10 @@ bool HttpExchange::disconnected() const {
 }
 
 void HttpExchange::abandoned() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!gone_ && state_ == State::kOpen) work_.abandoned = true;
+  }
   if (!respond(error_response(make_error(ErrorCode::kInternal, "the request was dropped"))))
     abort();
 }

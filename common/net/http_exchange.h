@@ -56,6 +56,7 @@ class HttpExchange : public std::enable_shared_from_this<HttpExchange> {
     std::vector<std::string> pieces;
     bool finished = false;
     bool aborted = false;
+    bool abandoned = false;  // the handler gave no answer: `head` is not its own
   };
   Work take();
   void written(size_t bytes);  // of pieces

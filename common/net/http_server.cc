@@ -205,6 +205,7 @@ class Server final : public HttpServer {
     shared_.rejected.with({"too_many_connections"}).add();
     if (tls_ || *turned_away_ >= max_turned_away_) return;  // closes the socket
     shared_.answered_alone(503);
+    shared_.requests.with({"other", "5xx"}).add();  // before its method is known
     asio::post(loops_[turn]->context(), [count = turned_away_, s = std::move(socket)]() mutable {
       std::make_shared<TurnedAway>(std::move(s), std::move(count))->start();
     });

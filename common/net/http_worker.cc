@@ -19,7 +19,8 @@ HttpShared::HttpShared(const HttpSettings& s, HttpHandler h, HttpServerDeps d)
       open_connections(d.metrics.gauge("tandem_http_connections", "Open client connections")),
       requests(d.metrics.counters(
           "tandem_http_requests_total", "Answers by method and class of status",
-          {Label{.name = "method", .values = {"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE"}},
+          {Label{.name = "method",
+                 .values = {"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "other"}},
            Label{.name = "status", .values = {"2xx", "3xx", "4xx", "5xx"}}})),
       rejected(d.metrics.counters(
           "tandem_http_rejected_total",

@@ -1,6 +1,17 @@
 #include "common/node/role_metrics.h"
 
+#include <utility>
+
+#include "common/base/error.h"
+
 namespace tandem::node {
+
+Label outcome_label(std::string well) {
+  Label label{.name = "outcome", .values = {std::move(well)}};
+  for (int code = 0; code <= static_cast<int>(kLastErrorCode); ++code)
+    label.values.emplace_back(error_traits(static_cast<ErrorCode>(code)).label);
+  return label;
+}
 
 RoleMetrics::RoleMetrics(MetricsRegistry& r, const std::string& subsystem)
     : kv_(r, subsystem),

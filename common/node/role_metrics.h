@@ -8,6 +8,9 @@
 
 namespace tandem::node {
 
+// How work ended: `well`, or the label of the error.
+[[nodiscard]] Label outcome_label(std::string well);
+
 // Metrics that both roles have alike, beside those of the KV pool and the transport. `subsystem` is
 // "prefill" or "decode". Control thread only.
 class RoleMetrics {

@@ -95,6 +95,8 @@ struct MetricFamily<Series>::Impl {
   std::mutex mutex;
   std::map<Values, Native*, ValuesLess> series;  // under mutex
 
+  void make_known(std::array<std::string_view, kMaxLabels> values, size_t at);
+
   Native& get(std::span<const std::string_view> values) {
     TANDEM_CHECK(values.size() == labels.size(),
                  "a metric was asked for with too few or many labels");
@@ -115,6 +117,23 @@ struct MetricFamily<Series>::Impl {
     return *added;
   }
 };
+
+// Makes the series of all combinations of known values, from label `at` on; none if a label is
+// open.
+template <typename Series>
+void MetricFamily<Series>::Impl::make_known(std::array<std::string_view, kMaxLabels> values,
+                                            size_t at) {
+  if (at == labels.size()) {
+    get(std::span(values.data(), at));
+    return;
+  }
+  if (std::any_of(labels.begin(), labels.end(), [](const BoundedLabel& l) { return l.open; }))
+    return;
+  for (const std::string& value : labels[at].known) {
+    values[at] = value;
+    make_known(values, at + 1);
+  }
+}
 
 template <typename Series>
 Series MetricFamily<Series>::with(std::initializer_list<std::string_view> values) const {
@@ -183,6 +202,7 @@ struct MetricsRegistry::Impl {
     }
     FamilyImpl& result = *family;
     families.emplace(name, std::move(family));
+    if constexpr (!std::is_same_v<Series, Gauge>) result.make_known({}, 0);
     return result;
   }
 };

@@ -48,7 +48,9 @@ class Histogram {
 };
 
 // A label and the values it may take. Whatever else is asked for is counted under "other", so no
-// request can make series without end.
+// request can make series without end. Counters and histograms all of whose labels name their
+// values have every series from the start: rate() and alerts see the first event only if there was
+// a 0 before it. (A gauge that nobody has set would lie.)
 struct Label {
   std::string name;
   std::vector<std::string> values = {};  // empty: the first `max_values` that come

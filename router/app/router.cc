@@ -140,10 +140,8 @@ Status Router::start(const std::string& run_dir) {
                          {.clock = clock_,
                           .log = log_,
                           .metrics = registry_,
-                          .on_own_answer =
-                              [metrics = metrics_.get()](int status) {
-                                metrics->requests.with({"refused", status_class(status)}).add();
-                              },
+                          .on_own_answer = [metrics = metrics_.get()](
+                                               int status) { metrics->answered_by_server(status); },
                           .shared_loop = std::thread::hardware_concurrency() < kCoresForHttpThreads
                                              ? cluster_loop_.get()
                                              : nullptr});

@@ -10,35 +10,49 @@ namespace {
 Label node_label() { return {.name = "node", .values = {}, .max_values = 64}; }
 Label role_label() { return {.name = "role", .values = {"prefill", "decode"}}; }
 
+// What each route can answer. These series are there from the start; further statuses come with
+// their first answer.
+struct RouteAnswers {
+  std::string_view route;
+  std::initializer_list<int> statuses;
+};
+constexpr auto kGenerates = {200, 400, 401, 404, 429, 499, 500, 502, 503};
+constexpr auto kTokenizes = {200, 400, 401, 404, 429, 499};
+const RouteAnswers kAnswers[] = {
+    {"chat", kGenerates},
+    {"completions", kGenerates},
+    {"models", {200, 401, 404}},
+    {"tokenize", kTokenizes},
+    {"detokenize", kTokenizes},
+    {"health", {200, 503}},
+    {"metrics", {200}},
+    {"status", {200, 401}},
+    {"page", {200}},
+    {"version", {200}},
+    {"none", {404, 405}},  // no such path or method
+    {"preflight", {204}},
+    {"refused", {400, 408, 413, 417, 431, 500, 503, 505}},  // by the HTTP server itself
+};
+
 Label route_label() {
-  return {.name = "route",
-          .values = {"chat", "completions", "models", "tokenize", "detokenize", "health", "metrics",
-                     "status", "page", "version",
-                     // No such path or method; answered by the HTTP server itself (refusals).
-                     "none", "refused"}};
+  Label label{.name = "route"};
+  for (const RouteAnswers& known : kAnswers) label.values.emplace_back(known.route);
+  return label;
+}
+
+// The names of common/transport.
+Label transport_label() {
+  return {.name = "transport", .values = {"cuda_ipc", "inproc", "nccl", "ucx"}};
 }
 
 double delta(uint64_t now, uint64_t before) { return static_cast<double>(now - before); }
 
 }  // namespace
 
-std::string_view status_class(int status) {
-  if (status == 429) return "429";  // worth its own line: backpressure
-  if (status == 499) return "499";  // the client left
-  if (status == 503) return "503";
-  if (status < 300) return "2xx";
-  if (status < 400) return "3xx";
-  return status < 500 ? "4xx" : "5xx";
-}
-
 RouterMetrics::RouterMetrics(MetricsRegistry& r)
-    : requests(r.counters(
-          "tandem_router_requests_total", "HTTP requests answered",
-          {route_label(),
-           {.name = "status", .values = {"2xx", "3xx", "4xx", "429", "499", "503", "5xx"}}})),
-      request_seconds(r.histograms("tandem_router_request_seconds",
-                                   "First byte of a request to the end of its answer",
-                                   {route_label()}, kLatencyBuckets)),
+    : request_seconds(r.histograms(
+          "tandem_router_request_seconds", "First byte of a request to the end of its answer",
+          {{.name = "route", .values = {"chat", "completions"}}}, kLatencyBuckets)),
       ttft_seconds(
           r.histogram("tandem_router_ttft_seconds", "Request to first token", kLatencyBuckets)),
       itl_seconds(r.histogram("tandem_router_itl_seconds", "Between two tokens of an answer",
@@ -51,9 +65,9 @@ RouterMetrics::RouterMetrics(MetricsRegistry& r)
       prefill_to_decode_seconds(r.histogram(
           "tandem_router_prefill_to_decode_seconds",
           "First token at the router to admission on the decode node", kShortLatencyBuckets)),
-      transfer_seconds(r.histograms(
-          "tandem_router_transfer_seconds", "First page posted to last completion, by transport",
-          {{.name = "transport", .values = {}, .max_values = 8}}, kShortLatencyBuckets)),
+      transfer_seconds(r.histograms("tandem_router_transfer_seconds",
+                                    "First page posted to last completion, by transport",
+                                    {transport_label()}, kShortLatencyBuckets)),
       prompt_tokens_per_request(r.histogram("tandem_router_request_prompt_tokens",
                                             "Prompt tokens of a request", kCountBuckets)),
       output_tokens_per_request(r.histogram("tandem_router_request_output_tokens",
@@ -67,6 +81,9 @@ RouterMetrics::RouterMetrics(MetricsRegistry& r)
                                    "Clients that left before their answer was complete")),
       slow_clients(r.counter("tandem_router_slow_clients_total",
                              "Clients given up because they did not read")),
+      requests_(r.counters("tandem_router_requests_total",
+                           "HTTP requests by route and status; 499: the client left",
+                           {route_label(), {.name = "status"}})),
       queue_depth_(r.gauge("tandem_router_queue_depth", "Requests in the prefill queue")),
       queue_capacity_(r.gauge("tandem_router_queue_capacity", "Places in the prefill queue")),
       queue_oldest_seconds_(
@@ -96,8 +113,11 @@ RouterMetrics::RouterMetrics(MetricsRegistry& r)
       submitted_(
           r.counter("tandem_router_choices_submitted_total", "Choices handed to the dispatcher")),
       finished_(r.counter("tandem_router_choices_finished_total", "Choices that ended well")),
-      failed_(r.counter("tandem_router_choices_failed_total", "Choices that ended in an error")),
+      failed_(r.counter("tandem_router_choices_failed_total",
+                        "Choices that were taken and ended in an error")),
       cancelled_(r.counter("tandem_router_choices_cancelled_total", "Choices whose client left")),
+      rejected_(r.counter("tandem_router_choices_rejected_total",
+                          "Choices refused before any work: full queue, router shutting down")),
       rejected_full_(
           r.counter("tandem_router_queue_rejections_total", "Choices refused by a full queue")),
       retries_(r.counter("tandem_router_retries_total", "Attempts after a failed one")),
@@ -124,7 +144,15 @@ RouterMetrics::RouterMetrics(MetricsRegistry& r)
       transfer_raw_bytes_(
           r.counter("tandem_router_transfer_raw_bytes_total", "KV handed over, as bf16")),
       transfer_wire_bytes_(
-          r.counter("tandem_router_transfer_wire_bytes_total", "KV handed over, as sent")) {}
+          r.counter("tandem_router_transfer_wire_bytes_total", "KV handed over, as sent")) {
+  for (const RouteAnswers& known : kAnswers) {
+    for (int status : known.statuses) (void)requests_.with({known.route, std::to_string(status)});
+  }
+}
+
+void RouterMetrics::answered(std::string_view route, int status) {
+  requests_.with({route, std::to_string(status)}).add();
+}
 
 void RouterMetrics::publish(const ClusterSnapshot& s) {
   queue_depth_.set(s.queue_depth);
@@ -189,6 +217,7 @@ void RouterMetrics::publish_counters(const DispatchCounters& now) {
   finished_.add(delta(now.finished, last_.finished));
   failed_.add(delta(now.failed, last_.failed));
   cancelled_.add(delta(now.cancelled, last_.cancelled));
+  rejected_.add(delta(now.rejected, last_.rejected));
   rejected_full_.add(delta(now.rejected_full, last_.rejected_full));
   retries_.add(delta(now.retries, last_.retries));
   resumes_.add(delta(now.resumes, last_.resumes));

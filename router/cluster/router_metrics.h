@@ -17,8 +17,12 @@ class RouterMetrics {
   // Copies a snapshot: counters advance by what happened since the last one.
   void publish(const ClusterSnapshot& snapshot);
 
-  CounterFamily requests;           // route, status
-  HistogramFamily request_seconds;  // route
+  // One HTTP request that was answered, or given up by its client (499).
+  void answered(std::string_view route, int status);
+  // The same for what the HTTP server answered itself: refusals, CORS preflights.
+  void answered_by_server(int status) { answered(status < 300 ? "preflight" : "refused", status); }
+
+  HistogramFamily request_seconds;  // route: of those that generate
   Histogram ttft_seconds;
   Histogram itl_seconds;
   Histogram e2e_seconds;
@@ -37,6 +41,7 @@ class RouterMetrics {
   void publish_nodes(const ClusterSnapshot& snapshot);
   void publish_counters(const DispatchCounters& now);
 
+  CounterFamily requests_;  // route, status
   Gauge queue_depth_, queue_capacity_, queue_oldest_seconds_, running_, ready_;
   GaugeFamily nodes_;           // role, state
   GaugeFamily node_kv_blocks_;  // node, state
@@ -45,7 +50,7 @@ class RouterMetrics {
   GaugeFamily breaker_;         // node: 0 closed, 1 half open, 2 open
   GaugeFamily kv_miss_ratio_;   // role
   CounterFamily dispatched_;    // way
-  Counter submitted_, finished_, failed_, cancelled_, rejected_full_, retries_, resumes_,
+  Counter submitted_, finished_, failed_, cancelled_, rejected_, rejected_full_, retries_, resumes_,
       failovers_;
   Counter nodes_lost_, fenced_, stale_, repeated_, leases_expired_, reserve_timeouts_, stalls_;
   Counter breaker_opened_, handshakes_refused_;
@@ -53,8 +58,5 @@ class RouterMetrics {
   DispatchCounters last_;
   std::set<std::string> known_nodes_;
 };
-
-// "2xx", "4xx", …
-[[nodiscard]] std::string_view status_class(int status);
 
 }  // namespace tandem::router

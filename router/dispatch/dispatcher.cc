@@ -92,11 +92,12 @@ void Dispatcher::Impl::submit(std::vector<Submission> choices, std::shared_ptr<A
   }
   for (Submission& choice : choices) {
     if (refusal) {
-      ++counters_.failed;
+      ++counters_.rejected;
       AnswerUpdate update;
       update.id = choice.id;
       update.error = refusal;
       update.retry_after_seconds = wait;
+      update.rejected = true;
       sink->on_update(std::move(update));
       continue;
     }

@@ -49,6 +49,7 @@ struct AnswerUpdate {
   std::optional<FinishKind> finish;
   std::optional<Error> error;
   uint32_t retry_after_seconds = 0;  // with kQueueFull and kUnavailable
+  bool rejected = false;             // with an error: nothing was done for it
 };
 
 // Receives updates on the cluster thread; must not block and must not call the dispatcher back.
@@ -91,6 +92,7 @@ struct DispatchCounters {
   uint64_t finished = 0;
   uint64_t failed = 0;
   uint64_t cancelled = 0;
+  uint64_t rejected = 0;  // before any work; so `submitted` is the sum of these and what is open
   uint64_t rejected_full = 0;
   uint64_t failovers_local = 0;   // queue deadline passed: prefilled on the decode node
   uint64_t local_short = 0;       // conditional disaggregation: short uncached prompt

@@ -88,13 +88,15 @@ void ApiServer::route(std::string method, std::string path, std::string name, Ha
 
 void ApiServer::handle(HttpRequest request, HttpResponder responder) const {
   const int unmatched = router_.handle(std::move(request), std::move(responder));
-  if (unmatched != 0) deps_.metrics.requests.with({"none", status_class(unmatched)}).add();
+  if (unmatched != 0) deps_.metrics.answered("none", unmatched);
 }
 
 void ApiServer::answer(const HttpResponder& responder, std::string_view route,
                        HttpResponse response) const {
-  deps_.metrics.requests.with({route, status_class(response.status)}).add();
-  responder.respond(std::move(response));
+  const int status = response.status;
+  const bool there = responder.respond(std::move(response));
+  deps_.metrics.answered(route, there ? status : 499);
+  if (!there) deps_.metrics.client_disconnects.add();
 }
 
 void ApiServer::answer_error(const HttpResponder& responder, std::string_view route,

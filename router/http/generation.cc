@@ -130,7 +130,7 @@ void Generation::process(AnswerUpdate update) {
                                [&](const Choice& c) { return c.id == update.id; });
   if (it == choices_.end() || it->ended) return;
   Choice& choice = *it;
-  if (update.error) return fail(*update.error, update.retry_after_seconds);
+  if (update.error) return fail(update);
   if (!update.prompt_scores.empty()) choice.scores = std::move(update.prompt_scores);
   if (update.cached_tokens != 0 && choice.cached_tokens == 0)
     choice.cached_tokens = update.cached_tokens;
@@ -242,9 +242,10 @@ void Generation::complete() {
   report(200, "answered");
 }
 
-void Generation::fail(const Error& error, uint32_t retry_after) {
+void Generation::fail(const AnswerUpdate& update) {
   if (over_) return;
   over_ = true;
+  const Error& error = *update.error;
   std::vector<RequestId> others;
   for (const Choice& c : choices_) {
     if (!c.ended) others.push_back(c.id);
@@ -257,12 +258,16 @@ void Generation::fail(const Error& error, uint32_t retry_after) {
     responder_.finish();
   } else {
     HttpResponse response = error_response(error);
-    if (retry_after != 0) {
+    if (update.retry_after_seconds != 0) {
       std::erase_if(response.headers,
                     [](const auto& h) { return equal_ignoring_case(h.first, "Retry-After"); });
-      response.headers.emplace_back("Retry-After", std::to_string(retry_after));
+      response.headers.emplace_back("Retry-After", std::to_string(update.retry_after_seconds));
     }
     responder_.respond(std::move(response));
+  }
+  if (update.rejected) {  // overload is no failure, and a line of its own each would add to it
+    deps_.board.requests_rejected.fetch_add(1, std::memory_order_relaxed);
+    return report(status, "rejected");
   }
   deps_.board.requests_failed.fetch_add(1, std::memory_order_relaxed);
   deps_.log.warning("request_failed", error, {{"request_id", plan_.request_id}});
@@ -280,11 +285,14 @@ void Generation::give_up(ClientLoss why) {
   switch (why) {
     case ClientLoss::kLeft:
       deps_.metrics.client_disconnects.add();
+      deps_.board.requests_left.fetch_add(1, std::memory_order_relaxed);
       return report(499, "the client left");
     case ClientLoss::kDoesNotRead:
       deps_.metrics.slow_clients.add();
+      deps_.board.requests_left.fetch_add(1, std::memory_order_relaxed);
       return report(499, "the client does not read");
     case ClientLoss::kCut:
+      deps_.board.requests_failed.fetch_add(1, std::memory_order_relaxed);
       return report(503, "cut off by the router's end");
   }
 }
@@ -302,7 +310,7 @@ void Generation::flush() {
 void Generation::report(int status, std::string_view outcome) {
   const double seconds = to_seconds(deps_.clock.now() - plan_.received);
   const std::string_view route = route_name(plan_.head.endpoint);
-  deps_.metrics.requests.with({route, status_class(status)}).add();
+  deps_.metrics.answered(route, status);
   deps_.metrics.request_seconds.with({route}).observe(seconds);
   deps_.board.requests.fetch_add(1, std::memory_order_relaxed);
   const Usage u = usage();

@@ -84,7 +84,7 @@ class Generation final : public AnswerSink, public std::enable_shared_from_this<
   void write_delta(Choice& choice, StreamDelta delta);
   void observe_tokens(Choice& choice, size_t count);
   void end_choice(Choice& choice, FinishKind kind);
-  void fail(const Error& error, uint32_t retry_after);
+  void fail(const AnswerUpdate& update);
   void complete();
   void give_up(ClientLoss why);
   void flush();

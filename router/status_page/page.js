@@ -145,7 +145,9 @@ function show(s) {
   $('flow-decode').textContent = count(s.tokens_per_second.output);
   $('flow-decode-note').textContent = 'tokens/s, ' + sum(of('decode'), 'running') + ' running, ' + sum(of('decode'), 'queued') + ' queued';
   $('flow-clients').textContent = count(s.requests.running);
-  $('flow-clients-note').textContent = count(s.requests.total) + ' served, ' + count(s.requests.failed) + ' failed';
+  const r = s.requests;
+  $('flow-clients-note').textContent = count(r.total - r.failed - r.rejected - r.left) + ' served, ' + count(r.failed) + ' failed' +
+    (r.rejected ? ', ' + count(r.rejected) + ' rejected' : '') + (r.left ? ', ' + count(r.left) + ' left' : '');
   $('flow-wire').textContent = bytes(s.transfers.wire_bytes);
   $('flow-wire-note').textContent = s.transfers.count ? percent(s.transfers.wire_bytes / s.transfers.raw_bytes) + ' of bf16, ' + (s.transfers.transport || '') : (s.transfers.transport || 'no transfer yet');
   showNodes(s.nodes);

@@ -231,10 +231,10 @@ std::string StatusBoard::json(const ClusterSnapshot& s, uint32_t max_context) co
   out += fmt::format(",\"max_context\":{},\"default_sampling_params\":{}}},", max_context,
                      sampling_defaults_);
   out += fmt::format(
-      "\"requests\":{{\"running\":{},\"total\":{},\"failed\":{},\"failovers\":{},\"retries\":{},"
-      "\"resumes\":{}}},",
-      s.running, requests.load(), requests_failed.load(), s.counters.failovers_local,
-      s.counters.retries, s.counters.resumes);
+      "\"requests\":{{\"running\":{},\"total\":{},\"failed\":{},\"rejected\":{},\"left\":{},"
+      "\"failovers\":{},\"retries\":{},\"resumes\":{}}},",
+      s.running, requests.load(), requests_failed.load(), requests_rejected.load(),
+      requests_left.load(), s.counters.failovers_local, s.counters.retries, s.counters.resumes);
   out += fmt::format("\"queues\":{{\"prefill\":{{\"depth\":{},\"capacity\":{},", s.queue_depth,
                      s.queue_capacity);
   append_field(out, "oldest_seconds", s.queue_oldest_seconds);

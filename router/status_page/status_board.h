@@ -43,8 +43,10 @@ class StatusBoard {
   LatencyBuckets ttft, itl, e2e, prefill_to_decode;
   std::atomic<uint64_t> prompt_tokens{0};  // of finished prefills
   std::atomic<uint64_t> output_tokens{0};
-  std::atomic<uint64_t> requests{0};  // HTTP requests that generate, answered
+  std::atomic<uint64_t> requests{0};  // HTTP requests that generate, however they ended; of these:
   std::atomic<uint64_t> requests_failed{0};
+  std::atomic<uint64_t> requests_rejected{0};  // before any work was done
+  std::atomic<uint64_t> requests_left{0};      // by their clients
 
   // Once a second.
   void sample(std::shared_ptr<const ClusterSnapshot> snapshot);

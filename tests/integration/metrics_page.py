@@ -20,6 +20,7 @@ In addition, by card (`gpu`), each only where the card tells it: `tandem_gpu_rea
 """
 
 CPU_TAIL = "tandem_decode_cpu_tail_"
+EVERY = "Every process"
 
 
 def families(text):
@@ -40,12 +41,35 @@ def section(title, found):
     return f"\n## {title}\n\n" + "\n".join(rows) + "\n"
 
 
-def render(router, prefill, decode):
-    texts = {"Router": router, "Prefill node": prefill, "Decode node": decode}
-    found = {title: families(text) for title, text in texts.items()}
-    everywhere = [family for family in found["Router"] if family[0].startswith(("tandem_control_", "tandem_http_"))]
-    out = INTRO + section("Every process", everywhere)
+def shared(found):
+    """What all processes have alike."""
+    first, *others = found.values()
+    return [family for family in first if all(family in other for other in others)]
+
+
+def contradictions(found):
+    """Metrics of one name that differ in kind, labels or meaning between processes."""
+    seen, out = {}, []
     for title, own in found.items():
-        names = {family[0] for family in everywhere}
-        out += section(title, [family for family in own if family[0] not in names])
+        for family in own:
+            other_title, other = seen.setdefault(family[0], (title, family))
+            if other != family:
+                out.append(f"{family[0]}: {other_title} has {other[1:]}, {title} has {family[1:]}")
+    return out
+
+
+def render(found):
+    everywhere = shared(found)
+    out = INTRO + section(EVERY, everywhere)
+    for title, own in found.items():
+        out += section(title, [family for family in own if family not in everywhere])
     return out + f"\n`{CPU_TAIL}*` are there with `cpu_tail.enabled`.\n" + GPU
+
+
+def listed(page):
+    """{section: {metric: (kind, labels)}} of the page as it stands."""
+    out = {}
+    for title, body in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", page, re.M | re.S):
+        rows = re.findall(r"^\| `(\S+)` \| (\w+) \| (.*?) \|", body, re.M)
+        out[title] = {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+    return out

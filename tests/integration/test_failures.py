@@ -360,6 +360,11 @@ def test_a_full_queue_says_429_and_recovers(start):
         assert stream.done
     assert cluster.completion(prompt=PROMPT, max_tokens=4, ignore_eos=True)["usage"]["completion_tokens"] == 4
     cluster.wait_idle()
+    rejected = sum(r.status == 429 for r in refused)
+    requests = cluster.status()["requests"]
+    assert (requests["rejected"], requests["failed"]) == (rejected, len(refused) - rejected)
+    told = harness.tandem("status", "--url", cluster.url).stdout
+    assert f"{len(refused) - rejected} failed, {rejected} rejected" in told, told
 
 
 def test_a_full_kv_pool_queues_and_never_crashes(start):

@@ -2,7 +2,6 @@
 import difflib
 import json
 import os
-import socket
 
 import pytest
 
@@ -88,19 +87,45 @@ def test_logs_are_json_lines_without_prompts(start):
     assert any("request_id" in e or "request" in e for e in events), "request ids"
 
 
-def test_the_page_of_metrics_is_fresh(start):
-    cluster = start({"cpu_tail": {"enabled": True}})
-    cluster.chat(messages=[{"role": "user", "content": "I would like a table for two in San Jose, please."}], max_tokens=8)
-    # Counters of what is refused have no series before.
-    for endpoint, text in (("http", b"NONSENSE\r\n\r\n"), ("control", bytes(100))):
-        with socket.create_connection(cluster.address("router", endpoint), timeout=30) as connection:
-            connection.sendall(text)
-            connection.settimeout(30)
-            connection.recv(100)
-    cluster.wait_idle()
-    # Known to the router from a node's next heartbeat on.
-    harness.wait_until(lambda: "tandem_router_kv_miss_ratio{" in cluster.metrics_text(), 30, "the nodes' prefix counts")
-    made = metrics_page.render(*(cluster.metrics_text(name) for name in ("router", "prefill-0", "decode-0")))
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """What each process says before anybody has asked for anything, and afterwards: two of {section of the page: text}."""
+    names = {"Router": "router", "Prefill node": "prefill-0", "Decode node": "decode-0"}
+    with harness.Cluster(tmp_path_factory.mktemp("fresh"), {"cpu_tail": {"enabled": True}}) as cluster:
+        def read():
+            return {title: cluster.metrics_text(name) for title, name in names.items()}
+        before = read()
+        cluster.chat(messages=[{"role": "user", "content": "I would like a table for two in San Jose, please."}], max_tokens=8)
+        cluster.wait_idle()
+        # Known to the router from a node's next heartbeat on.
+        harness.wait_until(lambda: "tandem_router_kv_miss_ratio{" in cluster.metrics_text(), 30, "the nodes' prefix counts")
+        yield before, read()
+
+
+def test_the_page_says_what_each_process_has(texts):
+    """Read apart from how it is made: no metric is listed for a process without it, or missing for one that has it."""
+    page = metrics_page.listed((harness.ROOT / "docs/metrics.md").read_text())
+    for title, text in texts[1].items():
+        promised = {**page[metrics_page.EVERY], **page[title]}
+        has = {name: kind for name, kind, _, _ in metrics_page.families(text)}
+        assert {name: kind for name, (kind, _) in promised.items()} == has, title
+
+
+def test_counters_are_there_before_their_first_event(texts):
+    """rate() and alerts need the 0 before it."""
+    page = metrics_page.listed((harness.ROOT / "docs/metrics.md").read_text())
+    for title, text in texts[0].items():
+        samples = {name for name, _ in harness.parse_metrics(text)}
+        for name, (kind, _) in {**page[metrics_page.EVERY], **page[title]}.items():
+            if kind == "gauge":
+                continue  # of nodes and cards that may not be there
+            assert (name if kind == "counter" else name + "_count") in samples, f"{title}: {name}"
+
+
+def test_the_page_of_metrics_is_fresh(texts):
+    found = {title: metrics_page.families(text) for title, text in texts[1].items()}
+    assert not metrics_page.contradictions(found)
+    made = metrics_page.render(found)
     page = harness.ROOT / "docs/metrics.md"
     if os.environ.get("TANDEM_TEST_UPDATE"):
         page.write_text(made)

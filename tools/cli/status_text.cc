@@ -119,11 +119,14 @@ std::string render_status(const json::object& status, std::string_view url) {
                                 text(status, {"version"}), url, is_ready ? "ready" : "NOT READY",
                                 count(status, {"uptime_seconds"}), text(status, {"model", "id"}),
                                 count(status, {"model", "max_context"}));
+  out += fmt::format(
+      "requests   {} running, {} ended: {} failed, {} rejected, {} left by their clients\n",
+      count(status, {"requests", "running"}), count(status, {"requests", "total"}),
+      count(status, {"requests", "failed"}), count(status, {"requests", "rejected"}),
+      count(status, {"requests", "left"}));
   out +=
-      fmt::format("requests   {} running, {} total, {} failed, {} failed over, {} retried\n",
-                  count(status, {"requests", "running"}), count(status, {"requests", "total"}),
-                  count(status, {"requests", "failed"}), count(status, {"requests", "failovers"}),
-                  count(status, {"requests", "retries"}));
+      fmt::format("attempts   {} retried, {} prefilled by a decode node past their deadline\n",
+                  count(status, {"requests", "retries"}), count(status, {"requests", "failovers"}));
   out += fmt::format("queue      {} of {} waiting for prefill, the oldest for {} s\n",
                      count(status, {"queues", "prefill", "depth"}),
                      count(status, {"queues", "prefill", "capacity"}),

@@ -106,7 +106,7 @@ TEST_F(RouterTest, MetricsStayReadableAndBounded) {  // case 37
     }
   }
   for (const char* name : {"tandem_router_ttft_seconds_count 1", "tandem_router_queue_depth 0",
-                           "tandem_router_requests_total{route=\"chat\",status=\"4xx\"} 1001"}) {
+                           "tandem_router_requests_total{route=\"chat\",status=\"404\"} 1001"}) {
     EXPECT_NE(after.body.find(name), after.body.npos) << name;
   }
 }
@@ -126,9 +126,67 @@ TEST_F(RouterTest, RefusalsOfTheHttpServerAreCountedAsRequests) {
   EXPECT_EQ(get("/nowhere").status, 404);
   EXPECT_EQ(get("/v1/completions").status, 405);
   const std::string metrics = get("/metrics").body;
-  for (const char* line : {"tandem_router_requests_total{route=\"refused\",status=\"4xx\"} 5",
-                           "tandem_router_requests_total{route=\"none\",status=\"4xx\"} 2"}) {
-    EXPECT_NE(metrics.find(line), metrics.npos) << line << "\n" << metrics;
+  for (const char* series :
+       {"refused\",status=\"400\"} 1", "refused\",status=\"413\"} 1", "refused\",status=\"431\"} 1",
+        "refused\",status=\"408\"} 2", "refused\",status=\"503\"} 0", "none\",status=\"404\"} 1",
+        "none\",status=\"405\"} 1"}) {
+    const std::string line = "tandem_router_requests_total{route=\"" + std::string(series);
+    EXPECT_NE(metrics.find(line + "\n"), metrics.npos) << line << "\n" << metrics;
+  }
+}
+
+TEST_F(RouterTest, ConnectionsOverTheLimitAreCountedAsRequests) {
+  boot("  http: {port: 0, max_connections: 1}\n");
+  get("/health/live");  // this client keeps its connection
+  EXPECT_EQ(raw({"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"}).substr(0, 12), "HTTP/1.1 503");
+  EXPECT_EQ(metric("tandem_router_requests_total{route=\"refused\",status=\"503\"}"), 1);
+  EXPECT_EQ(metric("tandem_http_requests_total{method=\"other\",status=\"5xx\"}"), 1);
+}
+
+// Overload and failures are told apart: one is answered by more nodes, the other by their logs.
+TEST_F(RouterTest, WhatAFullQueueRefusesHasNotFailed) {
+  boot("  admission: {prefill_queue: 1, deadline: 60s}\n");
+  const std::string body = chat_body("");
+  const std::string waiting = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: " +
+                              std::to_string(body.size()) + "\r\n\r\n" + body;
+  raw({waiting}, [&](const std::string&) {
+    if (metric("tandem_router_queue_depth") != 1) return false;
+    EXPECT_EQ(chat("").status, 429);
+    return true;
+  });
+  EXPECT_TRUE(wait([&] { return metric("tandem_router_choices_cancelled_total") == 1; }));
+  EXPECT_EQ(metric("tandem_router_choices_submitted_total"), 2);
+  EXPECT_EQ(metric("tandem_router_choices_rejected_total"), 1);
+  EXPECT_EQ(metric("tandem_router_queue_rejections_total"), 1);
+  EXPECT_EQ(metric("tandem_router_choices_failed_total"), 0);
+  EXPECT_EQ(metric("tandem_router_requests_total{route=\"chat\",status=\"429\"}"), 1);
+  const json::value requests = json::parse(get("/status").body).at("requests");
+  EXPECT_EQ(requests.at("total").as_int64(), 2);
+  EXPECT_EQ(requests.at("rejected").as_int64(), 1);
+  EXPECT_EQ(requests.at("left").as_int64(), 1);
+  EXPECT_EQ(requests.at("failed").as_int64(), 0);
+}
+
+// Failures are what was taken and then went wrong.
+TEST_F(RouterTest, WhatWasTakenAndEndsInAnErrorHasFailed) {
+  boot("  admission: {deadline: 50ms}\n");
+  EXPECT_EQ(chat("").status, 503);  // no node
+  EXPECT_TRUE(wait([&] { return metric("tandem_router_choices_failed_total") == 1; }));
+  EXPECT_EQ(metric("tandem_router_choices_rejected_total"), 0);
+  EXPECT_EQ(json::parse(get("/status").body).at("requests").at("failed").as_int64(), 1);
+}
+
+TEST_F(RouterTest, EveryKnownStatusIsThereBeforeItsFirstAnswer) {
+  boot();
+  for (const char* series : {"tandem_router_requests_total{route=\"chat\",status=\"499\"}",
+                             "tandem_router_requests_total{route=\"refused\",status=\"408\"}",
+                             "tandem_router_requests_total{route=\"none\",status=\"404\"}",
+                             "tandem_router_dispatch_total{way=\"local_deadline\"}",
+                             "tandem_router_transfer_seconds_count{transport=\"ucx\"}",
+                             "tandem_router_request_seconds_count{route=\"completions\"}",
+                             "tandem_http_rejected_total{reason=\"write_timeout\"}",
+                             "tandem_control_rejected_total{reason=\"unauthenticated\"}"}) {
+    EXPECT_EQ(metric(series), 0) << series;
   }
 }
 

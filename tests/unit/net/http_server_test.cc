@@ -471,6 +471,7 @@ TEST_F(Streaming, DroppedHandlersAndThrowingOnesAnswer500) {
   start();
   EXPECT_THAT(ask(get("/drop")), is_json_error(500));
   EXPECT_THAT(ask(get("/throw")), AllOf(is_json_error(500), Not(HasSubstr("boom"))));
+  EXPECT_EQ(own_errors_, 2);
 }
 
 TEST_F(Streaming, WritesFromManyThreadsKeepTheirOrderAndLoseNothing) {

@@ -119,7 +119,10 @@ class HttpServerTest : public ::testing::Test {
     auto server = HttpServer::create(
         settings_,
         [this](HttpRequest q, HttpResponder r) { router_.handle(std::move(q), std::move(r)); },
-        {clock_, Logger(sink_, LogLevel::kError), metrics_});
+        {.clock = clock_,
+         .log = Logger(sink_, LogLevel::kError),
+         .metrics = metrics_,
+         .on_own_answer = [this](int status) { own_errors_ += status >= 500 ? 1 : 0; }});
     ASSERT_TRUE(server) << server.error().to_string();
     server_ = std::move(*server);
   }
@@ -135,6 +138,7 @@ class HttpServerTest : public ::testing::Test {
   SteadyClock clock_;
   LogSink sink_{Fd(::dup(2)), clock_};
   MetricsRegistry metrics_;
+  std::atomic<int> own_errors_{0};  // 5xx that the server gave by itself
   std::unique_ptr<HttpServer> server_;
 };
 

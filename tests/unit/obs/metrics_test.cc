@@ -175,11 +175,30 @@ TEST(Metrics, UnknownValuesShareOneSeries) {
   }
   open.with({"\xff\xfe"}).add();
   const StrictReader read(registry.exposition());
-  EXPECT_EQ(read.count("tandem_router_errors_total"), 2u);
+  EXPECT_EQ(read.count("tandem_router_errors_total"), 3u) << "timeout, io and other";
   EXPECT_EQ(read.value("tandem_router_errors_total", {{"code", "other"}}), 1000);
   EXPECT_EQ(read.count("tandem_router_requests_total"), 9u);
   EXPECT_EQ(read.value("tandem_router_requests_total", {{"model", "model 3"}}), 1);
   EXPECT_EQ(read.value("tandem_router_requests_total", {{"model", "other"}}), 993);
+}
+
+// rate() of a counter misses the first event if there was no 0 before it.
+TEST(Metrics, KnownSeriesAreThereBeforeTheFirstEvent) {
+  MetricsRegistry registry;
+  (void)registry.counters("tandem_net_rejected_total", "Rejected",
+                          {Label{.name = "reason", .values = {"tls", "timeout"}},
+                           Label{.name = "way", .values = {"in", "out"}}});
+  (void)registry.histograms("tandem_net_took_seconds", "Took",
+                            {Label{.name = "way", .values = {"in", "out"}}}, kLatencyBuckets);
+  (void)registry.counters("tandem_net_errors_total", "Errors",
+                          {Label{.name = "peer"}, Label{.name = "way", .values = {"in"}}});
+  (void)registry.gauges("tandem_net_load_ratio", "Load", {Label{.name = "way", .values = {"in"}}});
+  const StrictReader read(registry.exposition());
+  EXPECT_EQ(read.count("tandem_net_rejected_total"), 4u);
+  EXPECT_EQ(read.value("tandem_net_rejected_total", {{"reason", "tls"}, {"way", "out"}}), 0);
+  EXPECT_EQ(read.value("tandem_net_took_seconds_count", {{"way", "in"}}), 0);
+  EXPECT_EQ(read.count("tandem_net_errors_total"), 0u) << "its peers are not known";
+  EXPECT_EQ(read.count("tandem_net_load_ratio"), 0u) << "nobody has set it";
 }
 
 TEST(Metrics, TheSameDeclarationGivesTheSameMetric) {
