@@ -1,8 +1,12 @@
 """tandem bench serve: both trace formats and a synthetic load, against the running cluster."""
 import json
+import re
+import signal
+import subprocess
 
 import pytest
 
+import harness
 from harness import ROOT, tandem
 
 TRACES = ROOT / "tests/data/traces"
@@ -48,6 +52,21 @@ def test_numbers_that_make_no_load_are_refused(flags):
     run = tandem("bench", "serve", "--url", "http://127.0.0.1:1", *flags, check=False)
     assert run.returncode == 2 and run.stdout == "", run.stderr
     assert flags[0] in run.stderr and str(flags[1]) in run.stderr
+
+
+def test_ctrl_c_reports_what_had_ended(cluster):
+    process = subprocess.Popen(
+        [harness.BIN / "tandem", "bench", "serve", "--url", cluster.url, "--requests", "100000", "--rate", "20", "--prompt-tokens",
+         "8", "--output-tokens", "2", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=harness.environment())
+    for line in process.stderr:  # progress, once a second
+        if not re.search(r" 0 ended", line):
+            break
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60 * harness.SLOWDOWN)
+    assert process.returncode == 1, err
+    requests = json.loads(out)["requests"]
+    assert 0 < requests["completed"] == requests["sent"] < requests["planned"] == 100000 and requests["failed"] == 0
+    cluster.wait_idle()
 
 
 def check(report, sent):

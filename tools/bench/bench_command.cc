@@ -1,5 +1,6 @@
 #include "tools/bench/bench_command.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -37,6 +38,16 @@ struct ServeFlags {
   throw CLI::RuntimeError(report_exit("tandem bench serve", error));
 }
 
+volatile sig_atomic_t interrupted = 0;
+
+// The first Ctrl-C ends the load with a report, the second one the program.
+void report_at_interrupt() {
+  struct sigaction action {};
+  action.sa_flags = SA_RESETHAND | SA_RESTART;
+  action.sa_handler = [](int) { interrupted = 1; };
+  ::sigaction(SIGINT, &action, nullptr);
+}
+
 std::vector<TraceRequest> make_load(const ServeFlags& flags) {
   if (flags.trace.empty()) {
     return poisson_load(flags.rate, flags.requests.value_or(100), flags.prompt_tokens,
@@ -64,12 +75,14 @@ void serve(ServeFlags& flags, const Environment& environment) {
   flags.load.progress = [terminal](const std::string& line) {
     std::cerr << (terminal ? "\r\033[K" : "") << line << (terminal ? "" : "\n") << std::flush;
   };
+  report_at_interrupt();
+  flags.load.stopped = [] { return interrupted != 0; };
   const SteadyClock clock;
   const auto report = run_load(load, flags.load, clock);
   if (terminal) std::cerr << "\r\033[K";
   if (!report) stop(report.error());
   std::cout << (flags.json ? to_json(*report) + "\n" : to_table(*report)) << std::flush;
-  if (report->completed == 0) throw CLI::RuntimeError(1);
+  if (report->completed == 0 || report->sent < report->planned) throw CLI::RuntimeError(1);
 }
 
 }  // namespace

@@ -108,6 +108,11 @@ class Load {
       start_ = clock_.now();
       last_end_ = start_;
       if (options_.progress) progress_ = io_.every(std::chrono::seconds(1), [this] { report(); });
+      if (options_.stopped) {
+        watch_ = io_.every(std::chrono::milliseconds(100), [this] {
+          if (options_.stopped()) stop();
+        });
+      }
       pump();
     });
     return done;
@@ -116,12 +121,18 @@ class Load {
   // On the loop's thread.
   void end() {
     progress_.reset();
+    watch_.reset();
     timer_.reset();
   }
 
   [[nodiscard]] Report report_of() const {
-    Report report = summarize(observations_, to_seconds(last_end_ - start_), options_.slo);
+    std::vector<Observation> ended;
+    for (const Observation& o : observations_) {
+      if (o.completed || !o.error.empty()) ended.push_back(o);
+    }
+    Report report = summarize(ended, to_seconds(last_end_ - start_), options_.slo);
     report.seed = options_.seed;
+    report.planned = load_.size();
     return report;
   }
 
@@ -136,8 +147,14 @@ class Load {
     CompletionStream stream;
   };
 
+  void stop() {
+    if (over_) return;
+    over_ = true;
+    done_.set_value();
+  }
+
   void pump() {
-    while (next_ < load_.size()) {
+    while (!over_ && next_ < load_.size()) {
       const TimePoint now = clock_.now();
       if (options_.concurrency) {
         if (open_ >= options_.concurrency) return;
@@ -199,6 +216,7 @@ class Load {
   }
 
   void closed(Open& open, const Status& outcome) {
+    if (over_) return;  // its observation may be being read
     Observation& seen = observations_[open.index];
     last_end_ = clock_.now();
     seen.e2e = to_seconds(last_end_ - open.due);
@@ -222,7 +240,7 @@ class Load {
   }
 
   void finish_one() {
-    if (++finished_ == load_.size()) done_.set_value();
+    if (++finished_ == load_.size()) stop();
   }
 
   void report() {
@@ -244,11 +262,13 @@ class Load {
   std::promise<void> done_;
   std::unique_ptr<IoThread::Timer> progress_;
   std::unique_ptr<IoThread::Timer> timer_;
+  std::unique_ptr<IoThread::Timer> watch_;
   TimePoint start_;
   TimePoint last_end_;
   size_t next_ = 0;
   size_t open_ = 0;
   size_t finished_ = 0;
+  bool over_ = false;  // every request has ended, or the caller wants no more
 };
 
 }  // namespace

@@ -25,10 +25,13 @@ struct LoadOptions {
   bool verify_certificate = true;
   Slo slo;
   std::function<void(const std::string& line)> progress;  // about once a second; may be empty
+  // Asked ten times a second, on the loop's thread: true cuts what is open and ends the load. The
+  // report is then of what had ended. May be empty.
+  std::function<bool()> stopped;
 };
 
 // Sends the load to an OpenAI-compatible server as streamed completions of exact length (token-id
-// prompts, ignore_eos) and reports what clients experienced. Blocks; Ctrl-C is the caller's matter.
+// prompts, ignore_eos) and reports what clients experienced. Blocks.
 [[nodiscard]] Result<Report> run_load(const std::vector<TraceRequest>& load,
                                       const LoadOptions& options, const Clock& clock);
 

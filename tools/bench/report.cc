@@ -139,7 +139,11 @@ std::string to_json(const Report& r) {
   boost::json::object errors;
   for (const auto& [kind, count] : r.errors) errors[kind] = count;
   const boost::json::object out = {
-      {"requests", {{"sent", r.sent}, {"completed", r.completed}, {"failed", r.failed}}},
+      {"requests",
+       {{"sent", r.sent},
+        {"completed", r.completed},
+        {"failed", r.failed},
+        {"planned", std::max(r.planned, r.sent)}}},
       {"errors", errors},
       {"seed", r.seed},
       {"duration_seconds", r.seconds},
@@ -168,6 +172,9 @@ std::string to_table(const Report& r) {
       "{} prompt tokens{}, {} output tokens ({}/s)\n",
       r.sent, r.seconds, r.completed, r.failed, r.prompt_tokens, cached_text(r), r.output_tokens,
       figure(per_second(static_cast<double>(r.output_tokens), r.seconds), 1));
+  if (r.planned > r.sent) {
+    text += fmt::format("stopped early: these are the requests that had ended, of {}\n", r.planned);
+  }
   text += fmt::format("{:<10}{:>12}{:>12}{:>12}{:>12}\n", "ms", "mean", "p50", "p90", "p99");
   const auto row = [&text](const char* name, const Quantiles& q) {
     text += fmt::format("{:<10}", name);

@@ -37,6 +37,7 @@ struct Quantiles {
 
 struct Report {
   size_t sent = 0, completed = 0, failed = 0;
+  size_t planned = 0;  // more than `sent`: stopped early; the caller fills it in
   std::map<std::string, size_t> errors;
   double seconds = 0;  // first due to last end
   uint64_t prompt_tokens = 0, output_tokens = 0;

@@ -233,6 +233,10 @@ TEST(Report, SaysHowMuchOfThePromptsWasCachedIfTheServerTells) {
   EXPECT_THAT(to_table(report),
               HasSubstr("400 prompt tokens (48 of them, 12.0 %, from the prefix cache), "));
   EXPECT_THAT(to_table(report), HasSubstr("--seed 77 "));
+  EXPECT_THAT(to_table(report), Not(HasSubstr("stopped early")));
+  report.planned = 500;
+  EXPECT_THAT(to_table(report),
+              HasSubstr("stopped early: these are the requests that had ended, of 500"));
   EXPECT_EQ(boost::json::parse(to_json(report)).at("seed").as_int64(), 77);
 }
 
