@@ -128,9 +128,9 @@ RouterMetrics::RouterMetrics(MetricsRegistry& r)
       nodes_lost_(
           r.counter("tandem_router_nodes_lost_total", "Nodes whose connection or heartbeat ended")),
       fenced_(r.counter("tandem_router_generations_fenced_total",
-                        "Messages dropped because their sender's generation is gone")),
+                        "Nodes given up while they may still run: silent, stuck or replaced")),
       stale_(r.counter("tandem_router_stale_messages_total",
-                       "Messages dropped because their request has moved on")),
+                       "Messages dropped because their request or node has moved on")),
       repeated_(r.counter("tandem_router_repeated_tokens_total", "Tokens dropped as repeats")),
       leases_expired_(
           r.counter("tandem_router_leases_expired_total", "Hand-overs not complete in time")),
@@ -223,8 +223,9 @@ void RouterMetrics::publish_counters(const DispatchCounters& now) {
   resumes_.add(delta(now.resumes, last_.resumes));
   failovers_.add(delta(now.failovers_local, last_.failovers_local));
   nodes_lost_.add(delta(now.nodes_gone, last_.nodes_gone));
-  fenced_.add(delta(now.messages_fenced, last_.messages_fenced));
-  stale_.add(delta(now.messages_stale, last_.messages_stale));
+  fenced_.add(delta(now.generations_fenced, last_.generations_fenced));
+  stale_.add(delta(now.messages_stale + now.messages_fenced,
+                   last_.messages_stale + last_.messages_fenced));
   repeated_.add(delta(now.tokens_repeated, last_.tokens_repeated));
   leases_expired_.add(delta(now.leases_expired, last_.leases_expired));
   reserve_timeouts_.add(delta(now.reserve_timeouts, last_.reserve_timeouts));

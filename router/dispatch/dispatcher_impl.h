@@ -170,6 +170,8 @@ class Dispatcher::Impl {
   // dispatcher_nodes.cc
   [[nodiscard]] std::string refusal(const control::Hello& hello) const;
   void sweep_nodes(TimePoint now);
+  // Gives up a node that may still run: nothing more is heard from this connection of it.
+  void fence(NodeHandle handle, const std::string& why);
   void sweep_request(Request& r, TimePoint now);
   [[nodiscard]] bool stuck(const Node& node, TimePoint now) const;
   [[nodiscard]] Node* node(NodeHandle handle);

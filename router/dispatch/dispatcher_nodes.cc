@@ -92,8 +92,7 @@ control::Welcome Dispatcher::Impl::on_node_connected(NodeHandle handle,
     return welcome;
   }
   if (replaced.value != 0) {
-    remove_node(replaced, "it was replaced by a new connection of the same name");
-    deps_.close(replaced);
+    fence(replaced, "it was replaced by a new connection of the same name");
   }
   auto n = std::make_unique<Node>();
   n->handle = handle;
@@ -183,10 +182,13 @@ void Dispatcher::Impl::sweep_nodes(TimePoint now) {
                                                to_seconds(now - n->last_progress)));
     }
   }
-  for (const auto& [handle, why] : dead) {
-    remove_node(handle, why);
-    deps_.close(handle);
-  }
+  for (const auto& [handle, why] : dead) fence(handle, why);
+}
+
+void Dispatcher::Impl::fence(NodeHandle handle, const std::string& why) {
+  ++counters_.generations_fenced;
+  remove_node(handle, why);
+  deps_.close(handle);
 }
 
 void Dispatcher::Impl::sweep_request(Request& r, TimePoint now) {

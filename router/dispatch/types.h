@@ -102,9 +102,10 @@ struct DispatchCounters {
   uint64_t retries = 0;
   uint64_t resumes = 0;  // retries of an answer that had begun
   uint64_t nodes_gone = 0;
-  uint64_t messages_fenced = 0;  // of unknown connections
-  uint64_t messages_stale = 0;   // of known nodes about requests that are no longer theirs
-  uint64_t tokens_repeated = 0;  // dropped
+  uint64_t generations_fenced = 0;  // nodes given up while they may still run
+  uint64_t messages_fenced = 0;     // of unknown connections
+  uint64_t messages_stale = 0;      // of known nodes about requests that are no longer theirs
+  uint64_t tokens_repeated = 0;     // dropped
   uint64_t leases_expired = 0;
   uint64_t reserve_timeouts = 0;
   uint64_t stalls = 0;

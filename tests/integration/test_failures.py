@@ -164,6 +164,8 @@ def test_a_stopped_node_is_noticed_and_fenced(role, start):
     finally:
         cluster.kill(role, signal.SIGCONT)
     cluster.wait_nodes(2)
+    assert metric(cluster.metrics(), "tandem_router_generations_fenced_total") == 1
+    assert metric(cluster.metrics(), "tandem_router_nodes_lost_total") == 1
     wait_until(lambda: cluster.get("/health/ready").status == 200, 20, "ready again")
     assert cluster.completion(prompt=PROMPT, max_tokens=4, ignore_eos=True)["usage"]["completion_tokens"] == 4
     cluster.wait_idle()
@@ -298,12 +300,16 @@ def test_a_client_that_does_not_read_is_let_go(start):
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(cluster.address())
-    body = b'{"model": "chat-6m", "prompt": [5, 6, 7], "max_tokens": 3500, "ignore_eos": true, "stream": true, "logprobs": 5}'
+    body = b'{"model": "chat-6m", "prompt": [5, 6, 7], "max_tokens": 3500, "ignore_eos": true, "stream": true, "n": 4, ' \
+        b'"logprobs": 20}'
     connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
                        % len(body) + body)
     other = cluster.completion(prompt=[8, 9], max_tokens=8, ignore_eos=True)
     assert other["usage"]["completion_tokens"] == 8
+    # Not before the kernel's buffers are full as well.
+    wait_until(lambda: metric(cluster.metrics(), "tandem_router_slow_clients_total") == 1, 60, "a client given up")
     cluster.wait_idle(60)
+    assert metric(cluster.metrics(), "tandem_router_client_disconnects_total") == 0
     connection.close()
 
 
