@@ -29,8 +29,9 @@ class DecodeMetrics : public node::RoleMetrics {
   void mixed_step(bool overran, double budget_share) {
     mixed_steps_.add();
     if (overran) overruns_.add();
-    budget_share_.set(budget_share);
+    this->budget_share(budget_share);
   }
+  void budget_share(double share) { budget_share_.set(share); }
   void token() { tokens_.add(); }
   void preempted() { preemptions_.add(); }
   // A request's KV has been copied to the CPU tail, or back from it.

@@ -25,6 +25,7 @@ DecodeScheduler::State::State(const Deps& d, const DecodeOptions& o)
   lanes.push_back({.at = deps.device, .open_step = 0, .stepping = {}});
   if (deps.tail) lanes.push_back({.at = deps.tail->lane, .open_step = 0, .stepping = {}});
   metrics.transport(deps.transport);
+  metrics.budget_share(step_budget.share());
 }
 
 Sequence* DecodeScheduler::State::find(RequestId request) const {

@@ -203,6 +203,7 @@ void RouterMetrics::publish_nodes(const ClusterSnapshot& s) {
     for (std::string_view state : {"queued", "running", "reserved"})
       node_load_.with({id, state}).set(0);
     node_rate_.with({id}).set(0);
+    breaker_.with({id}).set(static_cast<double>(BreakerState::kClosed));
   }
   known_nodes_ = std::move(present);
 }

@@ -111,6 +111,10 @@ def test_the_page_says_what_each_process_has(texts):
         assert {name: kind for name, (kind, _) in promised.items()} == has, title
 
 
+def test_the_whole_step_budget_is_planned_for_at_first(texts):
+    assert metric(harness.parse_metrics(texts[0]["Decode node"]), "tandem_decode_step_budget_ratio") == 1
+
+
 def test_counters_are_there_before_their_first_event(texts):
     """rate() and alerts need the 0 before it."""
     page = metrics_page.listed((harness.ROOT / "docs/metrics.md").read_text())

@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <map>
 
+#include "common/obs/metrics.h"
+#include "router/cluster/router_metrics.h"
 #include "tests/integration/router/router_fixture.h"
 
 namespace tandem::router::test {
@@ -236,6 +238,24 @@ TEST_F(RouterTest, ClientsThatLeaveAreCountedAndLogged) {
   EXPECT_TRUE(wait([&] { return node.running() == 0; }));
   EXPECT_TRUE(wait([&] { return metric("tandem_router_choices_cancelled_total") == left; }));
   EXPECT_EQ(metric("tandem_router_choices_failed_total"), 0);
+}
+
+TEST(RouterMetrics, ALostNodeShowsNeitherLoadNorBreaker) {
+  MetricsRegistry registry;
+  RouterMetrics metrics(registry);
+  ClusterSnapshot snapshot;
+  NodeStatus& node = snapshot.nodes.emplace_back();
+  node.id = "decode-0";
+  node.breaker = BreakerState::kOpen;
+  node.running = 7;
+  metrics.publish(snapshot);
+  const std::string breaker = "tandem_router_breaker_state{node=\"decode-0\"} ";
+  EXPECT_NE(registry.exposition().find(breaker + "2\n"), std::string::npos);
+  metrics.publish({});
+  const std::string after = registry.exposition();
+  EXPECT_NE(after.find(breaker + "0\n"), after.npos) << after;
+  EXPECT_NE(after.find("tandem_router_node_requests{node=\"decode-0\",state=\"running\"} 0\n"),
+            after.npos);
 }
 
 TEST_F(RouterTest, StatusIsTheDocumentedDocument) {
