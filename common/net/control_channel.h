@@ -87,6 +87,8 @@ class ControlClient {
     // in.
     std::function<control::Hello()> make_hello;
     std::function<void(const control::Welcome&)> on_admitted;
+    // An attempt ended before the router answered it; the next one comes by itself.
+    std::function<void(const std::string& why)> on_unreachable = {};
     // Refused: the reason is the router's. It is tried again later, since either side may change.
     std::function<void(const std::string& reason)> on_refused;
     std::function<void(control::ToNode&&)> on_message;         // never Challenge or Welcome

@@ -216,6 +216,7 @@ class DialingClient final : public ControlClient,
     error_code ignored;
     socket_.close(ignored);
     schedule();
+    if (callbacks_.on_unreachable) callbacks_.on_unreachable(why);
   }
 
   // Dials again after min(first * 2^failures, longest), of which a random half is left out so that

@@ -11,30 +11,48 @@
 
 namespace tandem::node {
 
+// How a node stands with its router.
+enum class Registration : uint8_t { kNotYet, kUnreachable, kRefused, kRegistered };
+
 // Whether a node is live (its scheduler's tick advances) and ready (its self-test passed, a router
-// has admitted it and it does not drain), as /health and the ready gauge tell it. Any thread.
+// has admitted it and it does not drain), as /health, /status and the ready gauge tell it. Any
+// thread.
 class NodeHealth {
  public:
-  NodeHealth(const Clock& clock, MetricsRegistry& metrics, const std::string& role);
+  struct Who {
+    std::string role;    // "decode"
+    std::string name;    // "decode-0"
+    std::string router;  // host:port that it dials
+  };
+  NodeHealth(const Clock& clock, MetricsRegistry& metrics, Who who);
 
-  void passed_self_test() { change(self_test_passed_, true); }
-  void admitted(bool now) { change(admitted_, now); }
-  void draining() { change(draining_, true); }
+  void passed_self_test();
+  // `reason` says why not, in the router's or the system's words.
+  void registration(Registration now, std::string reason = {});
+  void draining();
   void ticked();
 
-  [[nodiscard]] bool self_test_passed() const { return self_test_passed_; }
-  // Adds /health/live and /health/ready; the router of requests must not outlive this.
+  [[nodiscard]] bool self_test_passed() const;
+  // Adds /health/live, /health/ready and /status; the router of requests must not outlive this.
   void serve(HttpRouter& routes) const;
 
  private:
-  void change(std::atomic<bool>& what, bool now);
+  struct State {
+    bool self_test_passed = false;
+    bool draining = false;
+    Registration registration = Registration::kNotYet;
+    std::string reason;
+  };
+  [[nodiscard]] State state() const;
+  template <typename Change>
+  void change(Change&& change);
+  [[nodiscard]] std::string status_json() const;
 
   const Clock& clock_;
-  std::mutex changing_;  // the gauge always shows the last change
+  const Who who_;
+  mutable std::mutex mutex_;  // the gauge always shows the last change
+  State state_;
   Gauge ready_;
-  std::atomic<bool> self_test_passed_{false};
-  std::atomic<bool> admitted_{false};
-  std::atomic<bool> draining_{false};
   std::atomic<int64_t> last_tick_{0};  // nanoseconds of the clock; 0: not started
 };
 

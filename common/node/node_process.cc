@@ -46,7 +46,10 @@ struct NodeProcess::State final : transport::TransportEvents {
         metrics(m),
         generation(random_generation()),
         startup(clock, log, metrics, spec.role_name),
-        health(clock, m, s.role_name),
+        health(clock, m,
+               {.role = s.role_name,
+                .name = s.settings.name,
+                .router = router_address(s.config, s.settings)}),
         refusals(m.counter("tandem_" + s.role_name + "_admissions_refused_total",
                            "Times the router refused this node")),
         sessions_lost(m.counter("tandem_" + s.role_name + "_router_sessions_lost_total",
@@ -340,9 +343,14 @@ Status NodeProcess::State::dial() {
                     router_address(spec.config, spec.settings), generation, control_options,
                     {.make_hello = [this] { return make_hello(); },
                      .on_admitted = [this](const control::Welcome& w) { admitted(w); },
+                     .on_unreachable =
+                         [this](const std::string& why) {
+                           health.registration(Registration::kUnreachable, why);
+                         },
                      .on_refused =
                          [this](const std::string& reason) {
                            refusals.add();
+                           health.registration(Registration::kRefused, reason);
                            log.warning("router_refused_this_node", {{"reason", reason}});
                          },
                      .on_message = [this](control::ToNode&& m) { scheduler->on_message(m); },
@@ -394,7 +402,7 @@ control::Hello NodeProcess::State::make_hello() const {
 }
 
 void NodeProcess::State::admitted(const control::Welcome& welcome) {
-  health.admitted(true);
+  health.registration(Registration::kRegistered);
   log.info("admitted_by_router", {{"router_generation", welcome.router_generation()},
                                   {"heartbeat_ms", welcome.heartbeat_ms()},
                                   {"seconds_since_start", startup.total_seconds()}});
@@ -404,7 +412,7 @@ void NodeProcess::State::admitted(const control::Welcome& welcome) {
 }
 
 void NodeProcess::State::disconnected(const Error& reason) {
-  health.admitted(false);
+  health.registration(Registration::kNotYet, reason.detail);
   sessions_lost.add();
   heartbeat_timer.reset();
   log.warning("router_lost", reason, {});

@@ -68,6 +68,14 @@ def wait_until(condition, seconds, what):
         time.sleep(0.05)
 
 
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
 def merge(base, changes):
     """Deep merge of configuration dictionaries; lists and scalars replace."""
     out = dict(base)

@@ -1,4 +1,5 @@
 """What dies, leaves, stalls or talks nonsense, and what everybody else then sees."""
+import json
 import os
 import pathlib
 import pty
@@ -7,13 +8,14 @@ import resource
 import signal
 import socket
 import struct
+import subprocess
 import threading
 import time
 
 import pytest
 
 import harness
-from harness import SLOWDOWN, metric, text_of, wait_until
+from harness import SLOWDOWN, is_alive, metric, text_of, wait_until
 
 PROMPT = list(range(200, 300))  # long enough for a hand-over
 
@@ -528,8 +530,6 @@ def test_nodes_of_different_kv_formats_are_not_joined(start, tmp_path):
     config = harness.merge(cluster.config, {"kv": {"format": "k8v4"}, "router": {"enabled": False, "control": {"port": control}},
                                             "prefill": [], "decode": [{"name": "stranger", "router": f"127.0.0.1:{control}"}]})
     path = tmp_path / "stranger.yaml"
-    import json
-    import subprocess
     path.write_text(json.dumps(config))
     log = open(tmp_path / "stranger.log", "wb")
     process = subprocess.Popen([str(harness.BIN / "tandem-decode"), "--config", str(path), "--name", "stranger", "--run-dir",
@@ -543,14 +543,6 @@ def test_nodes_of_different_kv_formats_are_not_joined(start, tmp_path):
         process.terminate()
         process.wait(20 * SLOWDOWN)
         log.close()
-
-
-def is_alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("when", ["starting", "answering"])
@@ -577,3 +569,56 @@ def test_a_killed_supervisor_leaves_nothing_running(tmp_path, when):
             os.kill(pid, signal.SIGKILL)
         cluster.stop()
     cluster.check_sanitizers()
+
+
+@pytest.mark.parametrize("command, hangs", [("down", False), ("up", False), ("down", True)])
+def test_what_a_killed_supervisor_left_can_be_stopped(command, hangs, tmp_path):
+    """Roles that outlive it, for a moment or for good: `down` and the next `up` of the run directory end them."""
+    cluster = harness.Cluster(tmp_path, {"router": {"drain_timeout": "2s"}, "decode": [{"threads": 1, "drain_timeout": "2s"}],
+                                         "prefill": [{"threads": 1, "drain_timeout": "2s"}]})
+    cluster.launch()
+    cluster.wait_ready()
+    streams = [long_answer(cluster, 3500) for _ in range(4)]
+    next(iter(streams[0].events()))
+    roles = {name: cluster.pid(name) for name in ("router", "decode-0")}  # those that have something to drain
+    try:
+        cluster.process.kill()
+        cluster.process.wait()
+        for pid in roles.values():  # not before: the kernel wakes stopped processes whose parent dies
+            os.kill(pid, signal.SIGSTOP)
+        run = harness.tandem("status", "--run-dir", cluster.run_dir, check=False)
+        assert run.returncode == 1 and "tandem down" in run.stderr, run.stderr
+        arguments = ["up", "--detach", str(cluster.config_path)] if command == "up" else ["down"]
+        process = subprocess.Popen([str(harness.BIN / "tandem"), *arguments, "--run-dir", str(cluster.run_dir)], env=cluster.env,
+                                   stderr=subprocess.PIPE, text=True)
+        told = process.stderr.readline()
+        for pid in [] if hangs else roles.values():
+            os.kill(pid, signal.SIGCONT)
+        told += process.communicate(timeout=60 * SLOWDOWN)[1]
+        assert process.returncode == 0, told
+        assert not any(map(is_alive, roles.values()))
+        for name, pid in roles.items():
+            assert f"{name} (process {pid})" in told
+        assert ("killing" in told) == hangs and ("ready: API" in told) == (command == "up")
+    finally:
+        for stream in streams:
+            stream.close()
+        harness.tandem("down", "--run-dir", cluster.run_dir)
+        for pid in filter(is_alive, roles.values()):
+            os.kill(pid, signal.SIGKILL)
+        cluster.stop()
+
+
+def test_down_ends_nobody_elses_process(tmp_path):
+    """The number in an old supervisor.json may be another process's by now."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    stranger = subprocess.Popen(["sleep", "600"])
+    try:
+        (run_dir / "supervisor.json").write_text(json.dumps({"config": "x", "url": "", "stop_seconds": 1, "processes": [
+            {"name": "router", "role": "router", "pid": stranger.pid, "state": "ready", "restarts": 0}]}))
+        run = harness.tandem("down", "--run-dir", run_dir)
+        assert "nothing is running" in run.stderr and stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()

@@ -1,12 +1,16 @@
 """What `tandem up` says and does while roles start: what cannot work, what was interrupted, what waits for another box."""
 import contextlib
+import json
+import os
+import signal
 import socket
 import subprocess
+import time
 
 import pytest
 
 import harness
-from harness import tandem
+from harness import SLOWDOWN, is_alive, tandem, wait_until
 
 
 def up(cluster, *arguments, **kwargs):
@@ -92,3 +96,174 @@ def test_every_busy_port_of_a_file_is_named_before_anything_starts(tmp_path):
     for key, port in (("router.http.port", http), ("router.control.port", control), ("decode[1].metrics.port", metrics)):
         variable = "TANDEM_" + key.upper().replace("[", "_").replace("]", "").replace(".", "_")
         assert any(key in line and str(port) in line and variable in line for line in lines), run.stderr
+
+
+class Detached:
+    """`tandem up --detach` as a process of its own, with what it prints."""
+
+    def __init__(self, cluster, *arguments):
+        self.cluster = cluster
+        self.process = subprocess.Popen([str(harness.BIN / "tandem"), "up", "--detach", str(cluster.config_path), "--run-dir",
+                                         str(cluster.run_dir), *arguments], env=cluster.env, stderr=subprocess.PIPE, text=True,
+                                        stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def wait_for_roles(self, count):
+        return wait_until(lambda: running_roles(self.cluster, count), 30, f"{count} processes")
+
+    def end(self):
+        text = self.process.communicate(timeout=60 * SLOWDOWN)[1]
+        return self.process.returncode, text
+
+
+def running_roles(cluster, count):
+    state = cluster.state()
+    pids = [p["pid"] for p in state["processes"]] if state else []
+    return pids if len(pids) == count and all(pids) else None
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory):
+    """A router on "another box"."""
+    with harness.Cluster(tmp_path_factory.mktemp("router"), {"prefill": [], "decode": []}) as cluster:
+        yield cluster
+
+
+def nodes_only(tmp_path, control, **changes):
+    return harness.Cluster(tmp_path, harness.merge({"router": {"enabled": False, "control": {"port": control}}, "prefill": [],
+                                                    "decode": [{"name": "stranger", "threads": 1}]}, changes))
+
+
+def control_of(router):
+    return router.address("router", "control")[1]
+
+
+def refused_nodes(cluster, tmp_path):
+    """A start that does not end: a node of another KV format than the cluster's."""
+    return nodes_only(tmp_path, control_of(cluster), kv={"format": "k8v4"})
+
+
+@pytest.mark.parametrize("sent, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("detach", [True, False])
+def test_a_signal_stops_a_start_that_is_not_ready(sent, code, detach, cluster, tmp_path):
+    nodes = refused_nodes(cluster, tmp_path)
+    pids = []
+    try:
+        if detach:
+            run = Detached(nodes)
+            pids = run.wait_for_roles(1)
+            wait_until(lambda: "refused" in (nodes.run_dir / "stranger.log").read_text(), 30, "a refused node")
+            run.process.send_signal(sent)
+            returned, text = run.end()
+            assert "interrupted" in text
+        else:
+            nodes.launch()
+            pids = wait_until(lambda: running_roles(nodes, 1), 30, "a process")
+            wait_until(lambda: "refused" in (nodes.run_dir / "stranger.log").read_text(), 30, "a refused node")
+            nodes.process.send_signal(sent)
+            returned = nodes.process.wait(60 * SLOWDOWN)
+        assert returned == code
+        assert not any(map(is_alive, pids))
+        assert nodes.state() is None
+    finally:
+        tandem("down", "--run-dir", nodes.run_dir)
+    if not detach:
+        nodes.log.close()
+
+
+def test_a_start_with_a_role_that_takes_no_signal_can_be_stopped(cluster, tmp_path):
+    nodes = refused_nodes(cluster, tmp_path)
+    run = Detached(nodes)
+    pid, = run.wait_for_roles(1)
+    wait_until(lambda: "refused" in (nodes.run_dir / "stranger.log").read_text(), 30, "a refused node")
+    os.kill(pid, signal.SIGSTOP)
+    run.process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    run.process.send_signal(signal.SIGINT)  # an impatient user; need not arrive while the command is still there
+    code, text = run.end()
+    assert code == 130 and not is_alive(pid) and "signal 9" in text, text
+
+
+def test_why_the_router_refuses_a_node_is_told_by_up(cluster, tmp_path):
+    nodes = refused_nodes(cluster, tmp_path)
+    run = up(nodes, "--timeout", "3")
+    assert run.returncode == 1
+    told, final = run.stderr.split("not ready after")
+    for text in (told, final):  # at once, and as the reason of the end
+        line = next(line for line in text.splitlines() if "stranger" in line and "refused" in line)
+        assert "k8v4" in line and str(control_of(cluster)) in line, run.stderr
+
+
+def test_a_wrong_shared_key_is_told_by_up(start, tmp_path):
+    guarded = start({"prefill": [], "decode": [], "router": {"control": {"shared_key": "correct-horse"}}})
+    for key, words in (("wrong-battery", "key"), (None, "shared key")):
+        control = {"shared_key": key} if key else {}
+        run = up(nodes_only(tmp_path / str(key), control_of(guarded), router={"control": control}), "--timeout", "3")
+        line = next(line for line in run.stderr.splitlines() if "stranger" in line and "refused" in line)
+        assert words in line and "battery" not in line and "horse" not in run.stderr
+
+
+def test_nodes_alone_wait_for_a_router_that_is_not_there_yet(tmp_path):
+    with busy_port() as control:
+        pass  # nobody listens there now
+    nodes = nodes_only(tmp_path / "nodes", control)
+    router = None
+    try:
+        run = up(nodes, "--detach", "--timeout", "4")
+        assert run.returncode == 0, run.stderr
+        assert "not registered yet" in run.stderr and f"127.0.0.1:{control}" in run.stderr
+        text = tandem("status", "--run-dir", nodes.run_dir, check=False)
+        assert text.returncode == 1 and "stranger" in text.stdout and f"cannot reach the router at 127.0.0.1:{control}" in text.stdout
+        router = harness.Cluster(tmp_path / "router", {"prefill": [], "decode": [], "router": {"control": {"port": control}}})
+        router.__enter__()
+        wait_until(lambda: nodes.state()["processes"][0]["state"] == "ready", 30, "a node that registers")
+        assert f"registered with the router at 127.0.0.1:{control}" in (nodes.run_dir / "supervisor.log").read_text()
+    finally:
+        tandem("down", "--run-dir", nodes.run_dir)
+        if router:
+            router.__exit__(None)
+
+
+def test_status_of_a_box_with_nodes_alone(router, tmp_path):
+    nodes = nodes_only(tmp_path, control_of(router))
+    try:
+        assert up(nodes, "--detach").returncode == 0
+        host, port = nodes.address("stranger", "metrics")
+        text = tandem("status", "--run-dir", nodes.run_dir).stdout
+        for part in ("stranger", "decode", str(nodes.pid("stranger")), f"http://{host}:{port}",
+                     f"registered with the router at 127.0.0.1:{control_of(router)}"):
+            assert part in text, text
+        told = json.loads(tandem("status", "--json", "--run-dir", nodes.run_dir).stdout)
+        node, = told["processes"]
+        assert told["ready"] and node["name"] == "stranger" and node["role"] == "decode" and node["state"] == "ready"
+        assert node["pid"] == nodes.pid("stranger") and node["url"] == f"http://{host}:{port}"
+        assert node["router"] == {"address": f"127.0.0.1:{control_of(router)}", "state": "registered", "reason": ""}
+        for command in (["status", "--url-only"], ["chat", "--ask", "x"]):
+            run = tandem(*command, "--run-dir", nodes.run_dir, check=False)
+            assert run.returncode == 1 and "no router" in run.stderr and "--url" in run.stderr, run.stderr
+    finally:
+        tandem("down", "--run-dir", nodes.run_dir)
+
+
+def test_a_router_without_nodes_is_not_called_ready(tmp_path):
+    cluster = harness.Cluster(tmp_path, {"prefill": [], "decode": []})
+    try:
+        run = up(cluster, "--detach")
+        assert run.returncode == 0
+        assert "503" in run.stderr and str(cluster.address("router", "control")[1]) in run.stderr and "ready: API" not in run.stderr
+    finally:
+        tandem("down", "--run-dir", cluster.run_dir)
+
+
+def test_a_crash_at_start_is_tried_again_and_quoted_alone(tmp_path):
+    """What may pass is started again; the quoted lines are the last process's, in a log that keeps all."""
+    script = tmp_path / "crash"
+    script.write_text('#!/bin/sh\necho "attempt $TEST_RUN"\nkill -SEGV $$\n')
+    script.chmod(0o755)
+    programs = harness.programs_with(tmp_path / "bin", tandem_router=script)
+    cluster = harness.Cluster(tmp_path / "c")
+    for number in ("first", "second"):
+        run = subprocess.run([str(programs / "tandem"), "up", str(cluster.config_path), "--run-dir", str(cluster.run_dir)],
+                             env={**cluster.env, "TEST_RUN": number}, capture_output=True, text=True, timeout=60 * SLOWDOWN)
+        assert run.returncode == 1 and run.stderr.count("started, process") == 3, run.stderr
+        assert run.stderr.count("attempt") == 1 and f"attempt {number}" in run.stderr, run.stderr
+    assert (cluster.run_dir / "router.log").read_text().count("attempt") == 6

@@ -2,12 +2,14 @@
 #include <boost/json.hpp>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "tools/cli/command.h"
 #include "tools/cli/status_text.h"
 #include "tools/client/server_flags.h"
+#include "tools/supervise/box_status.h"
 #include "tools/supervise/run_dir.h"
 
 namespace tandem::cli {
@@ -21,20 +23,28 @@ struct StatusFlags {
   bool url_only = false;
 };
 
-void print_processes(const StatusFlags& flags, const Environment& environment) {
-  if (!flags.server.url.empty()) return;
-  const std::string run_dir =
-      flags.server.run_dir.empty() ? supervise::default_run_dir(environment) : flags.server.run_dir;
-  const auto state = supervise::read_state(run_dir);
-  if (!state) return;
-  std::printf("\nprocesses of %s, logs in %s\n", state->config.c_str(), run_dir.c_str());
-  for (const auto& process : state->processes) {
-    std::printf("  %-14s %-10s pid %-8d restarts %u\n", process.name.c_str(), process.state.c_str(),
-                process.pid, process.restarts);
-  }
+// What runs here, unless the flags name another cluster or nothing does.
+std::optional<supervise::SupervisorState> state_here(const std::string& run_dir,
+                                                     const StatusFlags& flags) {
+  if (!flags.server.url.empty() || !supervise::lock_holder(run_dir)) return std::nullopt;
+  return supervise::read_state(run_dir);
+}
+
+// A box whose router is elsewhere: its nodes tell.
+void nodes_status(const StatusFlags& flags, const supervise::BoxStatus& box,
+                  CommandContext& context) {
+  const std::string text = flags.json ? render_json(box) + "\n" : render_text(box);
+  std::printf("%s", text.c_str());
+  if (!box.ready()) context.exit_code = kExitFailure;
 }
 
 Status status(const StatusFlags& flags, CommandContext& context) {
+  const std::string run_dir = supervise::resolve_run_dir(flags.server.run_dir, context.environment);
+  const auto here = state_here(run_dir, flags);
+  if (here && !here->has_router() && !flags.url_only) {
+    nodes_status(flags, supervise::box_status(run_dir, *here), context);
+    return {};
+  }
   TANDEM_ASSIGN(const client::FetchOptions options,
                 client::resolve_server(flags.server, context.environment));
   if (flags.url_only) {
@@ -47,7 +57,7 @@ Status status(const StatusFlags& flags, CommandContext& context) {
     std::printf("%s\n", json::serialize(value).c_str());
   } else {
     std::printf("%s", render_status(value, options.url).c_str());
-    print_processes(flags, context.environment);
+    if (here) std::printf("\n%s", render_text(supervise::box_status(run_dir, *here)).c_str());
   }
   const json::value* ready = value.if_contains("ready");
   if (ready == nullptr || !ready->is_bool() || !ready->get_bool()) context.exit_code = kExitFailure;
@@ -60,9 +70,11 @@ void add_status(CLI::App& app, CommandContext& context) {
   auto flags = std::make_shared<StatusFlags>();
   CLI::App* command = app.add_subcommand(
       "status",
-      "nodes, queues, KV and transfers of a running cluster; exit code 1 unless it is ready");
+      "nodes, queues, KV and transfers of a running cluster, or the processes of a box with nodes "
+      "alone; exit code 1 unless all is ready");
   client::add_server_flags(*command, flags->server);
-  command->add_flag("--json", flags->json, "print the router's /status as it is");
+  command->add_flag("--json", flags->json,
+                    "print one JSON object: the router's /status, or this box's processes");
   command->add_flag("--url-only", flags->url_only, "print the API's address and nothing else");
   command->callback(
       [flags, &context] { run(context, "status", [&] { return status(*flags, context); }); });

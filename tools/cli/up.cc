@@ -1,6 +1,5 @@
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -13,10 +12,13 @@
 #include <optional>
 #include <string>
 
+#include "common/base/fd.h"
 #include "common/config/config.h"
 #include "common/preflight/judge.h"
 #include "tools/cli/command.h"
 #include "tools/number_flag.h"
+#include "tools/supervise/detach.h"
+#include "tools/supervise/leftovers.h"
 #include "tools/supervise/run_dir.h"
 #include "tools/supervise/supervisor.h"
 
@@ -38,36 +40,30 @@ std::string program_dir() {
   return error ? std::string(".") : self.parent_path().string();
 }
 
-void write_all(int fd, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = ::write(fd, text.data(), text.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return;  // nobody listens any more
-    text.remove_prefix(static_cast<size_t>(written));
+void say_on_terminal(const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); }
+
+std::string announcement(const supervise::Ready& ready, const std::string& run_dir) {
+  std::string text;
+  if (ready.url.empty()) {
+    text = ready.waiting.empty() ? "ready" : "started";
+  } else {
+    text = (ready.serves ? "ready: API " : "listening: API ") + ready.url + "/v1, status page " +
+           ready.url + "/";
   }
+  text += ready.url.empty() ? "; logs in " + run_dir : ", logs in " + run_dir;
+  if (!ready.serves) {
+    text += "\nno decode node is registered: the API answers 503 until one is; nodes dial " +
+            ready.control;
+  }
+  if (ready.waiting.empty()) return text;
+  text += "\nnot registered yet; these nodes keep running and register when their router answers:";
+  for (const std::string& node : ready.waiting) text += "\n  " + node;
+  return text;
 }
 
-// Where progress lines go: the terminal, or with --detach a pipe to the process that waits for
-// readiness and, after that, the supervisor's log.
-class Voice {
- public:
-  explicit Voice(int fd) : fd_(fd) {}
-  void say(const std::string& line) const { write_all(fd_, line + "\n"); }
-  void move_to(int fd) { fd_ = fd; }
-  [[nodiscard]] int fd() const { return fd_; }
-
- private:
-  int fd_;
-};
-
-std::string announcement(const std::string& url, const std::string& run_dir) {
-  if (url.empty()) return "ready; logs in " + run_dir;
-  return "ready: API " + url + "/v1, status page " + url + "/, logs in " + run_dir;
-}
-
-Status supervise_cluster(const UpFlags& flags, const ClusterConfig& config,
-                         const CommandContext& context, Voice& voice,
-                         const std::function<void()>& on_ready) {
+// The exit code: that of the signal if one came before everything was ready.
+Result<int> supervise_cluster(const UpFlags& flags, const ClusterConfig& config,
+                              const CommandContext& context, supervise::Voice& voice) {
   supervise::SupervisorOptions options;
   options.config_path = flags.config;
   options.run_dir = flags.run_dir;
@@ -76,30 +72,15 @@ Status supervise_cluster(const UpFlags& flags, const ClusterConfig& config,
   supervise::Supervisor supervisor(config, context.environment, options,
                                    {.progress = [&](const std::string& line) { voice.say(line); },
                                     .ready =
-                                        [&](const std::string& url) {
-                                          voice.say(announcement(url, flags.run_dir));
-                                          on_ready();
+                                        [&](const supervise::Ready& ready) {
+                                          voice.say(announcement(ready, flags.run_dir));
+                                          voice.release(kExitOk);
                                         }},
                                    context.clock);
-  return supervisor.run();
-}
-
-// The last byte of the pipe is the exit code; what comes before is for the terminal.
-int relay_until_ready(int from, pid_t child) {
-  std::string held;
-  std::array<char, 4096> buffer{};
-  while (true) {
-    const ssize_t got = ::read(from, buffer.data(), buffer.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) break;
-    held.append(buffer.data(), static_cast<size_t>(got));
-    write_all(STDERR_FILENO, std::string_view(held).substr(0, held.size() - 1));
-    held.erase(0, held.size() - 1);
-  }
-  if (!held.empty() && held.back() >= 0 && held.back() <= kExitUsage) return held.back();
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return kExitFailure;
+  TANDEM_ASSIGN(const int signal, supervisor.run());
+  if (signal == 0) return kExitOk;
+  voice.say("interrupted before everything was ready; nothing is left running");
+  return supervise::exit_code_of_signal(signal);
 }
 
 void redirect(const char* path, int flags, int target) {
@@ -112,29 +93,25 @@ void redirect(const char* path, int flags, int target) {
 // Runs in the process that outlives the command.
 [[noreturn]] void detached(const UpFlags& flags, const ClusterConfig& config,
                            const CommandContext& context, const supervise::RunDirLock& lock,
-                           int pipe) {
+                           Fd pipe) {
   ::setsid();
   redirect("/dev/null", O_RDONLY, STDIN_FILENO);
   const std::string log = flags.run_dir + "/supervisor.log";
   redirect(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, STDOUT_FILENO);
   redirect(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, STDERR_FILENO);
-  Voice voice(pipe);
-  const auto report = [&](int code) {
-    if (voice.fd() != pipe) return;
-    const char last = static_cast<char>(code);
-    write_all(pipe, std::string_view(&last, 1));
-    ::close(pipe);
-    voice.move_to(STDERR_FILENO);
-  };
-  Status status = lock.write_pid();
-  if (status) {
-    status = supervise_cluster(flags, config, context, voice, [&] { report(kExitOk); });
+  supervise::Voice voice = supervise::Voice::to_command(std::move(pipe));
+  Result<int> code = kExitOk;
+  if (const Status written = lock.write_pid(); written) {
+    code = supervise_cluster(flags, config, context, voice);
+  } else {
+    code = fail(written.error());
   }
-  if (!status) voice.say("tandem up: " + status.error().detail);
-  const int code =
-      status ? kExitOk : (status.error().code == ErrorCode::kConfig ? kExitUsage : kExitFailure);
-  report(code);
-  std::_Exit(code);
+  if (!code) {
+    voice.say("tandem up: " + code.error().detail);
+    code = code.error().code == ErrorCode::kConfig ? kExitUsage : kExitFailure;
+  }
+  voice.release(*code);
+  std::_Exit(*code);
 }
 
 // Everything that a role would refuse at its start, before any starts.
@@ -151,26 +128,30 @@ Status check(const ClusterFile& file, const Clock& clock) {
 Status up(UpFlags flags, CommandContext& context) {
   TANDEM_ASSIGN(const ClusterFile file, load_cluster_file(flags.config, context.environment));
   const ClusterConfig& config = file.config;
-  if (flags.run_dir.empty()) flags.run_dir = supervise::default_run_dir(context.environment);
+  flags.run_dir = supervise::resolve_run_dir(flags.run_dir, context.environment);
   TANDEM_ASSIGN(const supervise::RunDirLock lock, supervise::RunDirLock::acquire(flags.run_dir));
+  TANDEM_TRY(supervise::stop_leftovers(flags.run_dir, context.clock, say_on_terminal));
   supervise::Supervisor::block_signals();
   TANDEM_TRY(check(file, context.clock));
   if (!flags.detach) {
-    Voice voice(STDERR_FILENO);
-    return supervise_cluster(flags, config, context, voice, [] {});
+    supervise::Voice voice = supervise::Voice::to_terminal();
+    TANDEM_ASSIGN(context.exit_code, supervise_cluster(flags, config, context, voice));
+    return {};
   }
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
     return fail(ErrorCode::kIo, std::string("pipe: ") + std::strerror(errno));
   }
+  Fd ours(ends[0]);
+  Fd theirs(ends[1]);
   const pid_t child = ::fork();
   if (child < 0) return fail(ErrorCode::kIo, std::string("fork: ") + std::strerror(errno));
   if (child == 0) {
-    ::close(ends[0]);
-    detached(flags, config, context, lock, ends[1]);
+    ours = Fd();
+    detached(flags, config, context, lock, std::move(theirs));
   }
-  ::close(ends[1]);
-  context.exit_code = relay_until_ready(ends[0], child);
+  theirs = Fd();
+  context.exit_code = supervise::follow(std::move(ours), child);
   return {};
 }
 
@@ -185,8 +166,11 @@ bool wait_for_release(const std::string& run_dir, Duration timeout, const Clock&
 }
 
 Status down(std::string run_dir, const CommandContext& context) {
-  if (run_dir.empty()) run_dir = supervise::default_run_dir(context.environment);
+  run_dir = supervise::resolve_run_dir(run_dir, context.environment);
   const std::optional<pid_t> holder = supervise::lock_holder(run_dir);
+  if (!holder && !supervise::leftovers(run_dir).empty()) {
+    return supervise::stop_leftovers(run_dir, context.clock, say_on_terminal);
+  }
   if (!holder) {
     std::fprintf(stderr,
                  "nothing is running from %s; a cluster that was started in another folder is "
@@ -204,12 +188,9 @@ Status down(std::string run_dir, const CommandContext& context) {
   if (wait_for_release(run_dir, limit, context.clock)) return {};
   std::fprintf(stderr, "not gone after %.0f s; killing\n", to_seconds(limit));
   ::kill(*holder, SIGKILL);
-  if (state) {
-    for (const auto& process : state->processes) {
-      if (process.pid > 1) ::kill(process.pid, SIGKILL);
-    }
+  if (wait_for_release(run_dir, std::chrono::seconds(5), context.clock)) {
+    return supervise::stop_leftovers(run_dir, context.clock, say_on_terminal);
   }
-  if (wait_for_release(run_dir, std::chrono::seconds(5), context.clock)) return {};
   return fail(ErrorCode::kUnavailable, "process " + std::to_string(*holder) + " cannot be stopped");
 }
 

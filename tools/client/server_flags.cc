@@ -1,8 +1,10 @@
 #include "tools/client/server_flags.h"
 
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <utility>
 
+#include "tools/supervise/leftovers.h"
 #include "tools/supervise/run_dir.h"
 
 namespace tandem::client {
@@ -15,6 +17,23 @@ void add_server_flags(CLI::App& command, ServerFlags& flags) {
   command.add_flag("--insecure", flags.insecure, "accept any TLS certificate");
 }
 
+namespace {
+
+Error no_api(const std::string& run_dir, const std::optional<supervise::SupervisorState>& state) {
+  std::string detail = "no cluster runs from " + run_dir + "; start one with `tandem up FILE.yaml`";
+  if (state && state->has_router()) detail = "the router of " + run_dir + " does not listen yet";
+  if (state && !state->has_router()) {
+    detail = "there is no router among the processes of " + run_dir +
+             ", only nodes; `tandem status` tells which router they belong to";
+  }
+  if (!state && !supervise::leftovers(run_dir).empty()) {
+    detail = "the supervisor of " + run_dir + " died; `tandem down` stops what it left";
+  }
+  return make_error(ErrorCode::kUnavailable, detail + ", or name a cluster with --url");
+}
+
+}  // namespace
+
 Result<FetchOptions> resolve_server(const ServerFlags& flags, const Environment& environment) {
   FetchOptions options;
   options.url = flags.url;
@@ -25,15 +44,10 @@ Result<FetchOptions> resolve_server(const ServerFlags& flags, const Environment&
     options.api_key = key->second;
   }
   if (options.url.empty()) {
-    const std::string run_dir =
-        flags.run_dir.empty() ? supervise::default_run_dir(environment) : flags.run_dir;
+    const std::string run_dir = supervise::resolve_run_dir(flags.run_dir, environment);
     const bool running = supervise::lock_holder(run_dir).has_value();
     const auto state = running ? supervise::read_state(run_dir) : std::nullopt;
-    if (!state || state->url.empty()) {
-      return fail(ErrorCode::kUnavailable,
-                  "no cluster runs from " + run_dir +
-                      "; start one with `tandem up FILE.yaml`, or name one with --url");
-    }
+    if (!state || state->url.empty()) return fail(no_api(run_dir, state));
     options.url = state->url;
   }
   options.url = server_root(std::move(options.url));

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 
@@ -86,13 +87,26 @@ std::string describe_exit(int wait_status) {
   return "status " + std::to_string(wait_status);
 }
 
-std::string tail_of(const std::string& path, size_t lines) {
+uint64_t log_size(const std::string& path) {
+  std::error_code error;
+  const uintmax_t size = std::filesystem::file_size(path, error);
+  return error ? 0 : size;
+}
+
+std::string last_words(const std::string& path, uint64_t from, const std::string& program,
+                       size_t lines) {
   std::ifstream in(path, std::ios::binary);
   if (!in) return {};
-  constexpr std::streamoff kWindow = 16384;
-  in.seekg(0, std::ios::end);
-  in.seekg(std::max<std::streamoff>(0, static_cast<std::streamoff>(in.tellg()) - kWindow));
+  constexpr uint64_t kWindow = 16384;
+  const uint64_t size = log_size(path);
+  if (from > size) from = 0;  // it was rotated
+  in.seekg(static_cast<std::streamoff>(std::max(from, size - std::min(size, kWindow))));
   const std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  const std::string head = program + ": ";
+  for (size_t at = text.rfind(head); at != std::string::npos; at = text.rfind(head, at - 1)) {
+    if (at == 0 || text[at - 1] == '\n') return text.substr(at);
+  }
+  if (lines == 0) return {};
   size_t at = text.size();
   for (size_t found = 0; at > 0; --at) {
     if (text[at - 1] == '\n' && at != text.size() && ++found == lines) break;

@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,13 @@ struct ChildSpec {
 // "exit code 2", "signal 9 (Killed)".
 [[nodiscard]] std::string describe_exit(int wait_status);
 
-// The last `lines` lines of a file, empty if it cannot be read.
-[[nodiscard]] std::string tail_of(const std::string& path, size_t lines);
+// Bytes of a log that is there already: where the words of a process that starts now begin.
+[[nodiscard]] uint64_t log_size(const std::string& path);
+
+// Why a role ended: from its last line of the form "PROGRAM: …", with which programs say why they
+// end, or else the last `lines` lines of what the file holds from `from` on. Empty if it cannot be
+// read.
+[[nodiscard]] std::string last_words(const std::string& path, uint64_t from,
+                                     const std::string& program, size_t lines);
 
 }  // namespace tandem::supervise

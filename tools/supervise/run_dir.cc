@@ -4,6 +4,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/json.hpp>
 #include <cerrno>
 #include <cstdlib>
@@ -13,6 +14,7 @@
 #include <iterator>
 
 #include "common/base/run_file.h"
+#include "tools/supervise/json_members.h"
 
 namespace tandem::supervise {
 namespace {
@@ -33,16 +35,6 @@ std::optional<json::object> read_object(const std::string& path) {
   return std::move(value.get_object());
 }
 
-std::string text_of(const json::object& object, const char* key) {
-  const json::value* value = object.if_contains(key);
-  return value != nullptr && value->is_string() ? std::string(value->get_string()) : std::string();
-}
-
-int64_t number_of(const json::object& object, const char* key) {
-  const json::value* value = object.if_contains(key);
-  return value != nullptr && value->is_int64() ? value->get_int64() : 0;
-}
-
 }  // namespace
 
 std::string default_run_dir(const Environment& environment) {
@@ -53,6 +45,14 @@ std::string default_run_dir(const Environment& environment) {
   }
   const fs::path here = fs::absolute("run", error);
   return error ? std::string("run") : here.string();
+}
+
+std::string resolve_run_dir(const std::string& flag, const Environment& environment) {
+  if (flag.empty()) return default_run_dir(environment);
+  std::error_code error;
+  const fs::path path = fs::absolute(flag, error).lexically_normal();
+  if (error) return flag;
+  return path.has_filename() ? path.string() : path.parent_path().string();  // "run/"
 }
 
 Result<RunDirLock> RunDirLock::acquire(const std::string& run_dir) {
@@ -110,10 +110,16 @@ std::optional<RoleEndpoints> read_endpoints(const std::string& run_dir, const st
   return role;
 }
 
+bool SupervisorState::has_router() const {
+  return std::any_of(processes.begin(), processes.end(),
+                     [](const ProcessState& process) { return process.role == "router"; });
+}
+
 Status write_state(const std::string& run_dir, const SupervisorState& state) {
   json::array processes;
   for (const ProcessState& process : state.processes) {
     processes.push_back(json::object{{"name", process.name},
+                                     {"role", process.role},
                                      {"pid", process.pid},
                                      {"state", process.state},
                                      {"restarts", process.restarts}});
@@ -139,6 +145,7 @@ std::optional<SupervisorState> read_state(const std::string& run_dir) {
     if (!value.is_object()) continue;
     const json::object& process = value.get_object();
     state.processes.push_back({.name = text_of(process, "name"),
+                               .role = text_of(process, "role"),
                                .pid = static_cast<pid_t>(number_of(process, "pid")),
                                .state = text_of(process, "state"),
                                .restarts = static_cast<uint32_t>(number_of(process, "restarts"))});

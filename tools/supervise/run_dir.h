@@ -16,6 +16,10 @@ namespace tandem::supervise {
 // $XDG_RUNTIME_DIR/tandem where there is such a folder, else ./run.
 [[nodiscard]] std::string default_run_dir(const Environment& environment);
 
+// The absolute path of what --run-dir says, by which processes know each other; the default where
+// it says nothing.
+[[nodiscard]] std::string resolve_run_dir(const std::string& flag, const Environment& environment);
+
 // Held by `tandem up` as long as it lives; the kernel lets go of it however the process ends.
 class RunDirLock {
  public:
@@ -50,6 +54,7 @@ struct RoleEndpoints {
 // State of the supervised processes as `tandem up` last wrote it: supervisor.json.
 struct ProcessState {
   std::string name;
+  std::string role;  // router, prefill, decode
   pid_t pid = 0;
   std::string state;
   uint32_t restarts = 0;
@@ -59,6 +64,8 @@ struct SupervisorState {
   std::string url;           // of the API; empty without a router
   int64_t stop_seconds = 0;  // longest time from SIGTERM to the supervisor's end
   std::vector<ProcessState> processes;
+
+  [[nodiscard]] bool has_router() const;
 };
 [[nodiscard]] Status write_state(const std::string& run_dir, const SupervisorState& state);
 [[nodiscard]] std::optional<SupervisorState> read_state(const std::string& run_dir);

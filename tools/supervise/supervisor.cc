@@ -17,6 +17,7 @@
 #include "common/config/units.h"
 #include "tools/client/http_fetch.h"
 #include "tools/supervise/child.h"
+#include "tools/supervise/node_report.h"
 #include "tools/supervise/run_dir.h"
 
 namespace tandem::supervise {
@@ -34,6 +35,8 @@ constexpr Duration kSteady = seconds(60);  // running that long: the next pause 
 constexpr uint32_t kStartAttempts = 3;     // of a role that never got ready
 constexpr int kConfigExit = 2;
 constexpr Duration kAfterDrain = seconds(5);  // from the end of a role's drain to SIGKILL
+// How long a router elsewhere may be out of reach before its nodes are left to wait for it.
+constexpr Duration kPatience = seconds(5);
 
 enum class RoleState : uint8_t { kWaiting, kStarting, kReady, kPausing, kStopped };
 
@@ -42,28 +45,36 @@ constexpr std::array<const char*, 5> kStateNames{"waiting", "starting", "ready",
 
 struct Role {
   std::string name;
-  std::string program;
-  std::string health;  // which endpoint answers the probe
-  std::string probe;   // 200 there: ready
-  bool is_router = false;
+  std::string kind;     // router, prefill, decode
+  bool remote = false;  // a node whose router is not of this file
   RoleState state = RoleState::kWaiting;
   pid_t pid = -1;
   uint32_t restarts = 0;
   uint32_t attempts = 0;  // starts since it was last ready
   bool was_ready = false;
+  uint64_t log_from = 0;  // where the words of this process begin in its log
+  NodeReport report;      // a node's last one
+  TimePoint unreachable_since;
   TimePoint started;
   TimePoint next_start;
   Duration pause = kFirstPause;
-  std::string url;  // of its health endpoint
+  bool published = false;  // this process has told where it answers
+  std::string url;         // there; of the last process while this one has not
+  // While something is to be asked. It has a thread, and the kernel tells children of a parent's
+  // death once for each thread that it had: a second SIGTERM cuts a role's drain short.
   std::unique_ptr<client::HttpFetcher> fetcher;
 
   [[nodiscard]] bool alive() const { return pid > 0; }
+  [[nodiscard]] bool is_router() const { return kind == "router"; }
+  [[nodiscard]] std::string program() const { return "tandem-" + kind; }
 };
 
 std::string port_of(const std::string& address) {
   const size_t colon = address.rfind(':');
   return colon == std::string::npos ? std::string() : address.substr(colon + 1);
 }
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 }  // namespace
 
@@ -76,6 +87,7 @@ struct Supervisor::State {
   std::vector<Role> roles;
   bool announced = false;
   bool stopping = false;
+  int interrupted_by = 0;                   // the signal, if it came before the announcement
   const bool on_terminal = has_terminal();  // asked before it may be gone; else nohup
   bool hurry = false;                       // a second signal has come
 
@@ -83,7 +95,8 @@ struct Supervisor::State {
         const Clock& k)
       : config(c), environment(e), options(std::move(o)), callbacks(std::move(cb)), clock(k) {}
 
-  void add_role(const std::string& name, const char* program, bool is_router);
+  void add_role(const std::string& name, const char* kind, bool remote);
+  void add_node(const NodeSettings& node, const char* kind);
   [[nodiscard]] Role* router();
   void progress(const Role& role, const std::string& what) const;
   void write_state_file() const;
@@ -93,8 +106,17 @@ struct Supervisor::State {
   Status advance(Role& role);
   Status on_exit(Role& role, int wait_status);
   void check_ready(Role& role);
+  bool find_endpoint(Role& role);
+  [[nodiscard]] static bool answers(const Role& role, const char* path);
+  [[nodiscard]] bool router_ready(Role& role);
+  [[nodiscard]] bool node_ready(Role& role);
+  [[nodiscard]] bool waits_elsewhere(const Role& role) const;
+  [[nodiscard]] bool settled(const Role& role) const;
+  [[nodiscard]] Ready readiness();
+  [[nodiscard]] Error not_ready_in_time() const;
+  [[nodiscard]] std::string log_of(const Role& role) const;
   void adopt_router_ports(const RoleEndpoints& published);
-  [[nodiscard]] bool all_ready() const;
+  [[nodiscard]] bool all_settled() const;
   Status bring_up();
   Status keep_up();
   [[nodiscard]] Duration drain_limit(bool routers) const;
@@ -104,20 +126,22 @@ struct Supervisor::State {
   std::vector<std::pair<pid_t, int>> exited;
 };
 
-void Supervisor::State::add_role(const std::string& name, const char* program, bool is_router) {
+void Supervisor::State::add_role(const std::string& name, const char* kind, bool remote) {
   Role role;
   role.name = name;
-  role.program = options.program_dir + "/" + program;
-  role.is_router = is_router;
-  role.health = is_router ? "http" : "metrics";
-  // A router whose decode nodes are on other boxes has done its part when it listens.
-  role.probe = is_router && config.decode.empty() ? "/health/live" : "/health/ready";
+  role.kind = kind;
+  role.remote = remote;
   roles.push_back(std::move(role));
+}
+
+void Supervisor::State::add_node(const NodeSettings& node, const char* kind) {
+  const bool ours = router_address(config, node) == router_address(config, NodeSettings{});
+  add_role(node.name, kind, !config.router.enabled || !ours);
 }
 
 Role* Supervisor::State::router() {
   for (Role& role : roles) {
-    if (role.is_router) return &role;
+    if (role.is_router()) return &role;
   }
   return nullptr;
 }
@@ -135,8 +159,9 @@ void Supervisor::State::write_state_file() const {
                                                 drain_limit(/*routers=*/false) + 2 * kAfterDrain)
                          .count();
   for (const Role& role : roles) {
-    if (role.is_router) out.url = role.url;
+    if (role.is_router()) out.url = role.url;
     out.processes.push_back({.name = role.name,
+                             .role = role.kind,
                              .pid = role.alive() ? role.pid : 0,
                              .state = kStateNames[static_cast<size_t>(role.state)],
                              .restarts = role.restarts});
@@ -155,6 +180,7 @@ void Supervisor::State::wait_for_signal(Duration timeout) {
   const int signal = ::sigtimedwait(&set, nullptr, &wait);
   if (signal == SIGINT || signal == SIGTERM || (signal == SIGHUP && on_terminal)) {
     hurry = hurry || (stopping && signal != SIGHUP);
+    if (!stopping && !announced) interrupted_by = signal;
     stopping = true;
   }
   reap();
@@ -170,15 +196,18 @@ Status Supervisor::State::start(Role& role) {
   // What an earlier process of this name published must not be taken for this one's.
   ::unlink((options.run_dir + "/" + role.name + ".json").c_str());
   ChildSpec spec;
-  spec.program = role.program;
+  spec.program = options.program_dir + "/" + role.program();
   spec.arguments = {"--config", options.config_path, "--run-dir", options.run_dir};
-  if (!role.is_router) spec.arguments.insert(spec.arguments.end(), {"--name", role.name});
+  if (!role.is_router()) spec.arguments.insert(spec.arguments.end(), {"--name", role.name});
   spec.environment = environment;
-  spec.log_path = options.run_dir + "/" + role.name + ".log";
+  spec.log_path = log_of(role);
+  role.log_from = log_size(spec.log_path);
   TANDEM_ASSIGN(role.pid, spawn(spec));
   role.state = RoleState::kStarting;
   role.started = clock.now();
+  role.published = false;
   role.fetcher.reset();
+  role.report = {};
   ++role.attempts;
   progress(role, "started, process " + std::to_string(role.pid));
   write_state_file();
@@ -195,30 +224,78 @@ void Supervisor::State::adopt_router_ports(const RoleEndpoints& published) {
   }
 }
 
-void Supervisor::State::check_ready(Role& role) {
-  if (!role.fetcher) {
+std::string Supervisor::State::log_of(const Role& role) const {
+  return options.run_dir + "/" + role.name + ".log";
+}
+
+// Whether the role has told where it answers, so that it can be asked.
+bool Supervisor::State::find_endpoint(Role& role) {
+  const bool tls = role.is_router() && config.router.http.tls.enabled();
+  if (!role.published) {
     const auto published = read_endpoints(options.run_dir, role.name);
-    if (!published || published->pid != role.pid) return;
-    const auto endpoint = published->endpoints.find(role.health);
-    if (endpoint == published->endpoints.end()) return;
-    if (role.is_router) adopt_router_ports(*published);
-    const bool tls = role.is_router && config.router.http.tls.enabled();
+    if (!published || published->pid != role.pid) return false;
+    const auto endpoint = published->endpoints.find(role.is_router() ? "http" : "metrics");
+    if (endpoint == published->endpoints.end()) return false;
+    if (role.is_router()) adopt_router_ports(*published);
     role.url = client::url_of(endpoint->second, tls);
-    auto fetcher = client::HttpFetcher::create(
-        {.url = role.url, .api_key = {}, .timeout = seconds(2), .verify_certificate = false});
-    if (!fetcher) return;
-    role.fetcher = std::move(*fetcher);
-    if (role.is_router) progress(role, "listening on " + role.url);
+    role.published = true;
+    if (role.is_router()) progress(role, "listening on " + role.url);
   }
-  const auto answer = role.fetcher->get(role.probe);
-  if (!answer || answer->status != 200) return;
+  if (role.fetcher) return true;
+  auto fetcher = client::HttpFetcher::create(
+      {.url = role.url, .api_key = {}, .timeout = seconds(2), .verify_certificate = false});
+  if (!fetcher) return false;
+  role.fetcher = std::move(*fetcher);
+  return true;
+}
+
+bool Supervisor::State::answers(const Role& role, const char* path) {
+  const auto answer = role.fetcher->get(path);
+  return answer && answer->status == 200;
+}
+
+bool Supervisor::State::router_ready(Role& role) {
+  // A router whose decode nodes are on other boxes has done its part when it listens.
+  const char* probe = config.decode.empty() ? "/health/live" : "/health/ready";
+  return answers(role, probe);
+}
+
+// Says what keeps a node from its router, once each time that it changes.
+bool Supervisor::State::node_ready(Role& role) {
+  auto report = ask_node(*role.fetcher);
+  if (!report) return false;
+  const NodeReport before = std::exchange(role.report, std::move(*report));
+  const NodeReport& now = role.report;
+  if (now.unreachable() && !before.unreachable()) role.unreachable_since = clock.now();
+  // The router of this file starts meanwhile: that it cannot be reached yet is no news.
+  const bool told = before.registration == now.registration && before.reason == now.reason;
+  if (!told && (now.refused() || (now.unreachable() && role.remote))) {
+    progress(role, describe(now) + "; it goes on trying");
+  }
+  return now.ready();
+}
+
+void Supervisor::State::check_ready(Role& role) {
+  if (!find_endpoint(role)) return;
+  if (role.is_router() ? !router_ready(role) : !node_ready(role)) return;
+  role.fetcher.reset();
   role.state = RoleState::kReady;
   role.was_ready = true;
   role.attempts = 0;
   char took[32];
   std::snprintf(took, sizeof(took), "ready after %.2f s", to_seconds(clock.now() - role.started));
-  progress(role, took);
+  progress(role, took + (role.remote ? ", " + describe(role.report) : std::string()));
   write_state_file();
+}
+
+bool Supervisor::State::waits_elsewhere(const Role& role) const {
+  return role.state == RoleState::kStarting && role.remote && role.report.unreachable();
+}
+
+bool Supervisor::State::settled(const Role& role) const {
+  if (role.state == RoleState::kReady) return true;
+  const Duration patience = std::min(kPatience, options.ready_timeout / 2);
+  return waits_elsewhere(role) && (announced || clock.now() - role.unreachable_since > patience);
 }
 
 Status Supervisor::State::on_exit(Role& role, int wait_status) {
@@ -231,22 +308,26 @@ Status Supervisor::State::on_exit(Role& role, int wait_status) {
   role.next_start = clock.now() + role.pause;
   role.pause = std::min(role.pause * 2, kLongestPause);
   ++role.restarts;
-  progress(role, "ended with " + how);
+  const std::string why = last_words(log_of(role), role.log_from, role.program(), 0);
+  progress(role, "ended with " + how + (why.empty() ? "" : ": " + first_line(why)));
   write_state_file();
+  // What has run can run again: a file that is missing for a moment does not end the others.
   if (role.was_ready) return {};
-  const bool config_error = WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == kConfigExit;
-  if (!config_error && role.attempts < kStartAttempts) return {};
-  return fail(config_error ? ErrorCode::kConfig : ErrorCode::kUnavailable,
-              role.name + " does not start (" + how + "); the end of " + options.run_dir + "/" +
-                  role.name + ".log:\n" + tail_of(options.run_dir + "/" + role.name + ".log", 8));
+  const bool lasting = WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == kConfigExit;
+  if (!lasting && role.attempts < kStartAttempts) return {};
+  std::string words = last_words(log_of(role), role.log_from, role.program(), 8);
+  while (words.ends_with('\n')) words.pop_back();
+  return fail(
+      lasting ? ErrorCode::kConfig : ErrorCode::kUnavailable,
+      role.name + " does not start (" + how + "); its log is " + log_of(role) + ":\n" + words);
 }
 
 Status Supervisor::State::advance(Role& role) {
   switch (role.state) {
     case RoleState::kWaiting: {
-      // Nodes need the router's control port, which it has published when its fetcher exists.
+      // Nodes need the router's control port.
       const Role* first = router();
-      const bool may_start = role.is_router || first == nullptr || first->fetcher != nullptr;
+      const bool may_start = role.is_router() || first == nullptr || first->published;
       return may_start ? start(role) : Status();
     }
     case RoleState::kStarting:
@@ -261,9 +342,45 @@ Status Supervisor::State::advance(Role& role) {
   return {};
 }
 
-bool Supervisor::State::all_ready() const {
+bool Supervisor::State::all_settled() const {
   return std::all_of(roles.begin(), roles.end(),
-                     [](const Role& role) { return role.state == RoleState::kReady; });
+                     [this](const Role& role) { return settled(role); });
+}
+
+Ready Supervisor::State::readiness() {
+  Ready out;
+  if (Role* first = router(); first != nullptr) {
+    out.url = first->url;
+    out.serves =
+        !config.decode.empty() || (find_endpoint(*first) && answers(*first, "/health/ready"));
+    first->fetcher.reset();
+    const auto published = read_endpoints(options.run_dir, first->name);
+    if (published && published->endpoints.contains("control")) {
+      out.control = published->endpoints.at("control");
+    }
+  }
+  for (const Role& role : roles) {
+    if (waits_elsewhere(role)) out.waiting.push_back(role.name + " " + describe(role.report));
+  }
+  return out;
+}
+
+Error Supervisor::State::not_ready_in_time() const {
+  std::string late;
+  for (const Role& role : roles) {
+    if (role.state == RoleState::kReady) continue;
+    late += "\n  " + role.name + ": ";
+    if (!role.report.state.empty()) {
+      late += role.report.state == "starting" ? "still starting" : describe(role.report);
+    } else if (role.is_router() && role.published) {
+      late += "no decode node is registered with it";
+    } else {
+      late += role.alive() ? "still starting" : "not started";
+    }
+  }
+  return make_error(ErrorCode::kUnavailable, "not ready after " +
+                                                 format_duration(options.ready_timeout) +
+                                                 "; the logs are in " + options.run_dir + late);
 }
 
 Status Supervisor::State::keep_up() {
@@ -280,21 +397,12 @@ Status Supervisor::State::bring_up() {
   const TimePoint deadline = clock.now() + options.ready_timeout;
   while (!stopping) {
     TANDEM_TRY(keep_up());
-    if (all_ready() && !announced) {
+    if (all_settled() && !announced) {
       announced = true;
-      const Role* first = router();
-      if (callbacks.ready) callbacks.ready(first == nullptr ? std::string() : first->url);
+      if (callbacks.ready) callbacks.ready(readiness());
     }
-    if (!announced && clock.now() > deadline) {
-      std::string late;
-      for (const Role& role : roles) {
-        if (role.state != RoleState::kReady) late += (late.empty() ? "" : ", ") + role.name;
-      }
-      return fail(ErrorCode::kUnavailable, "not ready after " +
-                                               format_duration(options.ready_timeout) + ": " +
-                                               late + "; see the logs in " + options.run_dir);
-    }
-    wait_for_signal(all_ready() ? kIdleTick : kTick);
+    if (!announced && clock.now() > deadline) return fail(not_ready_in_time());
+    wait_for_signal(all_settled() ? kIdleTick : kTick);
   }
   return {};
 }
@@ -310,16 +418,23 @@ Duration Supervisor::State::drain_limit(bool routers) const {
 // SIGTERM, another one when there is hurry, and SIGKILL for what is left after the time for either.
 void Supervisor::State::stop_roles(bool routers) {
   const auto left = [&] {
-    return std::any_of(roles.begin(), roles.end(),
-                       [&](const Role& role) { return role.is_router == routers && role.alive(); });
+    return std::any_of(roles.begin(), roles.end(), [&](const Role& role) {
+      return role.is_router() == routers && role.alive();
+    });
   };
   const auto signal_all = [&](int signal) {
     for (const Role& role : roles) {
-      if (role.is_router == routers && role.alive()) ::kill(role.pid, signal);
+      if (role.is_router() == routers && role.alive()) ::kill(role.pid, signal);
     }
   };
+  // A router that drains would wait for our connections.
+  for (Role& role : roles) role.fetcher.reset();
   signal_all(SIGTERM);
-  TimePoint deadline = clock.now() + drain_limit(routers) + kAfterDrain;
+  // What never was ready has nothing to finish.
+  const bool drains = std::any_of(roles.begin(), roles.end(), [&](const Role& role) {
+    return role.is_router() == routers && role.was_ready;
+  });
+  TimePoint deadline = clock.now() + (drains ? drain_limit(routers) : Duration{}) + kAfterDrain;
   bool hurried = false;
   bool killed = false;
   while (left()) {
@@ -359,17 +474,19 @@ Supervisor::Supervisor(const ClusterConfig& config, const Environment& environme
                        SupervisorOptions options, Callbacks callbacks, const Clock& clock)
     : state_(std::make_unique<State>(config, environment, std::move(options), std::move(callbacks),
                                      clock)) {
-  if (config.router.enabled) state_->add_role("router", "tandem-router", true);
-  for (const auto& node : config.prefill) state_->add_role(node.name, "tandem-prefill", false);
-  for (const auto& node : config.decode) state_->add_role(node.name, "tandem-decode", false);
+  if (config.router.enabled) state_->add_role("router", "router", false);
+  for (const auto& node : config.prefill) state_->add_node(node, "prefill");
+  for (const auto& node : config.decode) state_->add_node(node, "decode");
 }
 
 Supervisor::~Supervisor() = default;
 
-Status Supervisor::run() {
+Result<int> Supervisor::run() {
+  state_->write_state_file();  // before there is a role that could outlive this process
   const Status status = state_->bring_up();
   state_->stop_all();
-  return status;
+  if (!status) return fail(status.error());
+  return state_->interrupted_by;
 }
 
 void Supervisor::block_signals() {

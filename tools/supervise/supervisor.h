@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "common/base/clock.h"
 #include "common/base/result.h"
@@ -18,25 +19,36 @@ struct SupervisorOptions {
   Duration ready_timeout = std::chrono::minutes(5);
 };
 
+// How things stand when everything of this box has started.
+struct Ready {
+  std::string url;                   // of the API; empty without a router
+  std::string control;               // host:port that nodes dial; empty without a router
+  bool serves = true;                // the API can answer; false: no decode node is registered
+  std::vector<std::string> waiting;  // nodes whose router, elsewhere, is not there yet, and why
+};
+
 // Starts the router, then the nodes of a cluster file, waits until all are ready, restarts what
 // dies (with growing pauses), and stops them in order: router first, so that it can finish what
-// runs.
+// runs. A node whose router is not of this file has started when it has registered there, or when
+// the router could not be reached for a while: it goes on trying.
 //
 // run() blocks its thread until SIGINT or SIGTERM; that thread forks all children and must live as
-// long as they do. SIGINT, SIGTERM and SIGCHLD must be blocked in every thread (block_signals()
-// before any is started). A second SIGINT kills at once.
+// long as they do: the kernel sends them SIGTERM when it dies. SIGINT, SIGTERM and SIGCHLD must be
+// blocked in every thread (block_signals() before any is started). A second of the first two cuts
+// drains short.
 class Supervisor {
  public:
   struct Callbacks {
     std::function<void(const std::string& line)> progress;  // for people
-    std::function<void(const std::string& url)> ready;      // once; url is empty without a router
+    std::function<void(const Ready&)> ready;                // once
   };
   Supervisor(const ClusterConfig& config, const Environment& environment, SupervisorOptions options,
              Callbacks callbacks, const Clock& clock);
   ~Supervisor();
 
-  // Errors: kConfig when a role refuses its configuration, kUnavailable when one does not come up.
-  [[nodiscard]] Status run();
+  // The signal that came before everything was ready, or 0 when it came afterwards. Errors: kConfig
+  // when a role says that it can never start like this, kUnavailable when one does not come up.
+  [[nodiscard]] Result<int> run();
 
   static void block_signals();
 
