@@ -62,6 +62,13 @@ Result<node::NodeSpec> spec_of(const ClusterConfig& config, const std::string& n
 
 }  // namespace
 
-node::NodeMain decode_main() { return {.binary = "tandem-decode", .spec = spec_of}; }
+node::NodeMain decode_main() {
+  return {
+      .binary = "tandem-decode",
+      .description =
+          "A decode node of a Tandem cluster: takes the KV cache of prompts and generates their "
+          "answers, many at a time.",
+      .spec = spec_of};
+}
 
 }  // namespace tandem::decode

@@ -47,5 +47,10 @@ Result<node::NodeSpec> spec_of(const ClusterConfig& config, const std::string& n
 }  // namespace
 
 int main(int argc, char** argv) {
-  return tandem::node::node_main(argc, argv, {.binary = "tandem-prefill", .spec = spec_of});
+  return tandem::node::node_main(
+      argc, argv,
+      {.binary = "tandem-prefill",
+       .description = "A prefill node of a Tandem cluster: computes the KV "
+                      "cache of prompts and pushes it to decode nodes.",
+       .spec = spec_of});
 }

@@ -67,8 +67,9 @@ int main(int argc, char** argv) {
   CLI::App app("The router of a Tandem cluster: OpenAI API, queueing, dispatch, streaming.",
                "tandem-router");
   app.add_option("--config", arguments.config, "Cluster file (docs/configuration.md)")->required();
-  app.add_option("--run-dir", arguments.run_dir,
-                 "Folder in which to tell the ports that were opened");
+  app.add_option(
+      "--run-dir", arguments.run_dir,
+      "Folder for router.json with the ports that were opened; default: none is written");
   app.add_flag("--print-config", arguments.print_config,
                "Print the configuration in effect and exit");
   app.set_version_flag("--version", TANDEM_VERSION);

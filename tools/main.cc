@@ -26,6 +26,9 @@ int run(int argc, char** argv) {
                "tandem");
   app.set_version_flag("--version", std::string("tandem ") + TANDEM_VERSION);
   app.require_subcommand(1);
+  // --help shows them as =VALUE. Where a value stands for "none given", its flag says in words what
+  // happens then, and hides it with default_str("").
+  app.option_defaults()->always_capture_default();
   tandem::cli::add_up(app, context);
   tandem::cli::add_down(app, context);
   tandem::cli::add_status(app, context);

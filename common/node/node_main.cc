@@ -84,10 +84,12 @@ int run(const NodeMain& main, const ClusterConfig& config, const Flags& flags) {
 
 int node_main(int argc, char** argv, const NodeMain& main) {
   Flags flags;
-  CLI::App app("A node of a Tandem cluster", main.binary);
-  app.add_option("--config", flags.config, "cluster file")->required();
-  app.add_option("--name", flags.name, "this node's name in the file, if it has several");
-  app.add_option("--run-dir", flags.run_dir, "folder for NAME.json with this node's endpoints");
+  CLI::App app(main.description, main.binary);
+  app.add_option("--config", flags.config, "cluster file (docs/configuration.md)")->required();
+  app.add_option("--name", flags.name,
+                 "this node's name in the file; default: the only one of its role");
+  app.add_option("--run-dir", flags.run_dir,
+                 "folder for NAME.json with this node's endpoints; default: none is written");
   app.add_flag("--print-config", flags.print_config, "print every setting and stop");
   app.set_version_flag("--version", std::string(TANDEM_VERSION));
   try {

@@ -11,7 +11,8 @@ namespace tandem::node {
 
 // What makes a binary a prefill or a decode node.
 struct NodeMain {
-  std::string binary;  // "tandem-prefill"
+  std::string binary;       // "tandem-prefill"
+  std::string description;  // what it does, for --help
   // The section of node `name` turned into a spec (role, role_name, settings, tails,
   // make_scheduler); an empty name means the only one there is. kConfig when there is none.
   std::function<Result<NodeSpec>(const ClusterConfig& config, const std::string& name)> spec;

@@ -291,6 +291,37 @@ def test_help_and_version():
         assert command in text
 
 
+@pytest.mark.parametrize("command, defaults", [
+    (["up"], ["--timeout", "=300"]),
+    (["generate"], ["0 to 100=0", "0 to 1=1", "}=auto", "--device TEXT=cpu"]),
+    (["eval"], ["--context", "=1024"]),
+    (["bench", "serve"], ["=1000", "=256"]),
+    (["bench", "transfer"], ["--from TEXT=0", "=256"]),
+])
+def test_help_shows_defaults(command, defaults):
+    text = " ".join(tandem(*command, "--help").stdout.split())
+    for default in defaults:
+        assert default in text, text
+
+
+def test_help_shows_no_default_that_stands_for_none():
+    """An empty list, a number that means "not given": the words beside the flag say what happens then."""
+    for command in (["up"], ["down"], ["status"], ["chat"], ["doctor"], ["generate"], ["tokenize"], ["eval"],
+                    ["bench", "serve"], ["bench", "transfer"], ["bench", "step"], ["bench", "kernels"]):
+        text = tandem(*command, "--help").stdout
+        for bad in ("=[]", "={}", '=""', "=-1", "18446744073709551615", "=nan", "16777216=0"):
+            assert bad not in text, text
+
+
+def test_each_role_says_what_it_is():
+    said = {role: subprocess.run([str(harness.BIN / f"tandem-{role}"), "--help"], capture_output=True, text=True, check=True,
+                                 env=harness.environment()).stdout for role in ("router", "prefill", "decode")}
+    assert len({text.splitlines()[0] for text in said.values()}) == 3
+    assert "prompts" in said["prefill"].splitlines()[0] and "answers" in said["decode"]
+    for text in said.values():
+        assert text.count("default:") >= 1
+
+
 def test_doctor_describes_this_machine_in_both_forms():
     run = tandem("doctor", "--json", check=False)
     report = json.loads(run.stdout)

@@ -574,8 +574,8 @@ def test_a_killed_supervisor_leaves_nothing_running(tmp_path, when):
 @pytest.mark.parametrize("command, hangs", [("down", False), ("up", False), ("down", True)])
 def test_what_a_killed_supervisor_left_can_be_stopped(command, hangs, tmp_path):
     """Roles that outlive it, for a moment or for good: `down` and the next `up` of the run directory end them."""
-    cluster = harness.Cluster(tmp_path, {"router": {"drain_timeout": "2s"}, "decode": [{"threads": 1, "drain_timeout": "2s"}],
-                                         "prefill": [{"threads": 1, "drain_timeout": "2s"}]})
+    cluster = harness.Cluster(tmp_path, {"router": {"drain_timeout": "5s"}, "decode": [{"threads": 1, "drain_timeout": "5s"}],
+                                         "prefill": [{"threads": 1, "drain_timeout": "5s"}]})
     cluster.launch()
     cluster.wait_ready()
     streams = [long_answer(cluster, 3500) for _ in range(4)]

@@ -129,8 +129,9 @@ void add_bench_command(CLI::App& app, const Environment& environment) {
       ->check(whole(1, 100'000'000));
   command
       ->add_option("--concurrency", flags->load.concurrency,
-                   "Closed loop: keep this many open and ignore due times")
-      ->check(whole(1, 100'000));
+                   "Closed loop: keep this many open and ignore due times; default: open loop")
+      ->check(whole(1, 100'000))
+      ->default_str("");
   command
       ->add_option(
           "--seed", flags->seed,

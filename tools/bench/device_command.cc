@@ -136,11 +136,13 @@ void add_transfer_command(CLI::App& bench) {
       ->add_option("--transport", flags->transports,
                    "cuda_ipc, nccl, ucx; may be repeated. Default: cuda_ipc between cards, ucx for "
                    "host memory, which nothing else moves")
-      ->check(CLI::IsMember({"cuda_ipc", "nccl", "ucx"}));
+      ->check(CLI::IsMember({"cuda_ipc", "nccl", "ucx"}))
+      ->default_str("");
   command->add_option("--ucx-tls", o.ucx_tls, "Transports UCX may use, as in UCX_TLS");
   command->add_option("--perftest", o.perftest, "UCX's own benchmark, run beside ucx; empty: none");
   command->add_option("--largest", o.largest_mib, "Largest message in MiB")->check(whole(1, 16384));
-  command->add_option("--libraries", o.libraries, "Folders searched for NCCL first");
+  command->add_option("--libraries", o.libraries, "Folders searched for NCCL first")
+      ->default_str("");
   command->add_flag("--json", flags->json, "Print one JSON object");
   command->add_option("--receive", flags->receive, "The other end, started by this command")
       ->group("");  // hidden
@@ -157,7 +159,8 @@ void add_step_command(CLI::App& bench) {
       "--model", o.model,
       "Folder with a config.json; its weights are made up. Default: Qwen2-7B's shape");
   command->add_option("--layers", o.layers, "Fewer layers than Qwen2-7B's 28, to load faster")
-      ->check(whole(1, 28));
+      ->check(whole(1, 28))
+      ->default_str("");
   command->add_option("--batch", o.batches, "Sequences that decode together; may be repeated")
       ->check(whole(1, 1024));
   command->add_option("--context", o.context, "Tokens of each decoding sequence")
@@ -171,7 +174,8 @@ void add_step_command(CLI::App& bench) {
       ->add_option("--quantization", flags->quantization,
                    "How projections are kept: fp8 (a scale for each output channel) or none")
       ->check(CLI::IsMember({"none", "fp8"}));
-  command->add_option("--libraries", o.card.libraries, "Folders searched for cuBLASLt first");
+  command->add_option("--libraries", o.card.libraries, "Folders searched for cuBLASLt first")
+      ->default_str("");
   command->add_flag("--json", flags->json, "Print one JSON object");
   command->callback([flags] { steps(*flags); });
 }
@@ -195,8 +199,9 @@ void add_device_commands(CLI::App& bench) {
   command->add_option(
       "--python", flags->options.python,
       "Python with PyTorch, asked for cuDNN's attention in the same run; empty: none");
-  command->add_option("--libraries", flags->options.libraries,
-                      "Folders searched for cuBLASLt first");
+  command
+      ->add_option("--libraries", flags->options.libraries, "Folders searched for cuBLASLt first")
+      ->default_str("");
   command->add_flag("--json", flags->json, "Print one JSON object");
   command->callback([flags] { kernels(*flags); });
 }

@@ -136,9 +136,7 @@ void add_eval(CLI::App& app, CommandContext& context) {
   command->add_option("--data", flags->data, "JSON lines, each {\"messages\": [...]}")->required();
   command->add_option("--limit", flags->limit, "use the first N conversations; 0: all")
       ->check(whole(0));
-  command
-      ->add_option("--context", flags->context,
-                   "cut conversations to this many tokens; default 1024")
+  command->add_option("--context", flags->context, "cut conversations to this many tokens")
       ->check(whole(2, 1 << 24));
   command->add_flag("--json", flags->json, "print one JSON object");
   command->callback(

@@ -198,8 +198,7 @@ Status generate(const GenerateFlags& flags, const Clock& clock) {
 
 void add_sampling_flags(CLI::App& command, engine::SamplingParams& sampling) {
   sampling.temperature = 0;
-  command
-      .add_option("--temperature", sampling.temperature, "0: always the likeliest token (default)")
+  command.add_option("--temperature", sampling.temperature, "0: always the likeliest token")
       ->check(between(0, 100));
   command.add_option("--top-k", sampling.top_k, "0: off")->check(whole(0, INT32_MAX));
   command.add_option("--top-p", sampling.top_p)->check(between(0, 1));
@@ -225,7 +224,8 @@ void add_generate(CLI::App& app, CommandContext& context) {
   input->add_option("--ids-file", flags->ids_file, "file of token ids, apart by spaces or commas");
   input->require_option(1);
   command->add_option("--max-tokens", flags->max_tokens, "longest answer; default 128")
-      ->check(whole(1, 1 << 24));
+      ->check(whole(1, 1 << 24))
+      ->default_str("");
   command->add_flag("--ignore-eos", flags->ignore_eos, "go on after end tokens");
   add_sampling_flags(*command, flags->sampling);
   command->add_option(

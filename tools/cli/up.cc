@@ -207,9 +207,7 @@ void add_up(CLI::App& app, CommandContext& context) {
   command->add_option(
       "--run-dir", flags->run_dir,
       "folder for ports, logs and the lock; default $XDG_RUNTIME_DIR/tandem or ./run");
-  command
-      ->add_option("--timeout", flags->timeout_seconds,
-                   "seconds until everything must be ready; default 300")
+  command->add_option("--timeout", flags->timeout_seconds, "seconds until everything must be ready")
       ->check(between(0.001, 1e6));
   command->callback([flags, &context] { run(context, "up", [&] { return up(*flags, context); }); });
 }
