@@ -15,7 +15,9 @@ import time
 import pytest
 
 import harness
-from harness import tandem
+from harness import SLOWDOWN, tandem
+
+FOREVER = 60 * SLOWDOWN  # seconds that an answer takes which nobody waits for to the end
 
 
 class Recorder(http.server.BaseHTTPRequestHandler):
@@ -33,12 +35,15 @@ class Recorder(http.server.BaseHTTPRequestHandler):
         self.send_response_only(103)  # a hint that clients may pass over
         self.end_headers()
         self.reply(200, "text/event-stream", event("Hel") + event("lo"))
+        answer = "Hello"
         end = time.monotonic() + self.server.holds
         with contextlib.suppress(OSError):
             while time.monotonic() < end:
                 self.wfile.write(event("lo"))
+                answer += "lo"
                 time.sleep(0.02)
             if self.server.whole:
+                self.server.answers.append(answer)
                 self.wfile.write(b"data: [DONE]\n\n")
 
     def reply(self, status, kind, body):
@@ -59,6 +64,7 @@ def event(text):
 def server():
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Recorder) as server:
         server.model, server.bodies, server.most_tokens, server.holds, server.whole = {"id": "m"}, [], 10**9, 0, True
+        server.answers = []  # those that were sent whole
         server.daemon_threads = True
         server.url = f"http://127.0.0.1:{server.server_port}"
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -68,7 +74,8 @@ def server():
 
 def script(server, text, *arguments):
     command = [harness.BIN / "tandem", "chat", "--url", server.url, *arguments]
-    return subprocess.run(command, input=text, capture_output=True, text=True, env=harness.environment(), timeout=60)
+    return subprocess.run(command, input=text, capture_output=True, text=True, env=harness.environment(),
+                          timeout=60 * SLOWDOWN)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -121,12 +128,12 @@ def test_a_script_ends_at_a_command_that_is_none(server, line, fragment):
 
 
 def test_a_reader_that_has_had_enough_ends_the_answer(server):
-    server.holds = 60
+    server.holds = FOREVER
     command = f"{harness.BIN / 'tandem'} chat --url {server.url} --ask Hi | head -c 3"
     begin = time.monotonic()
     run = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, env=harness.environment(),
-                         timeout=60)
-    assert (run.returncode, run.stdout, run.stderr) == (0, "Hel", "") and time.monotonic() - begin < 30
+                         timeout=60 * SLOWDOWN)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "Hel", "") and time.monotonic() - begin < FOREVER / 2
 
 
 class Terminal:
@@ -146,7 +153,7 @@ class Terminal:
 
     def wait_for(self, text):
         """What came up to and with this text."""
-        end = time.monotonic() + 20 * harness.SLOWDOWN
+        end = time.monotonic() + 20 * SLOWDOWN
         while text not in self.screen:
             ready = select.select([self.fd], [], [], max(0, end - time.monotonic()))[0]
             assert ready, f"no {text!r} in {self.screen!r}"
@@ -161,9 +168,9 @@ class Terminal:
     def end(self):
         """What was still on the screen when it ended, which it does with success."""
         with contextlib.suppress(OSError):  # the other end is closed
-            while select.select([self.fd], [], [], 20 * harness.SLOWDOWN)[0]:
+            while select.select([self.fd], [], [], 20 * SLOWDOWN)[0]:
                 self.screen += os.read(self.fd, 4096).decode()
-        assert self.process.wait(20 * harness.SLOWDOWN) == 0
+        assert self.process.wait(20 * SLOWDOWN) == 0
         os.close(self.fd)
         return self.screen
 
@@ -179,7 +186,10 @@ def test_a_person_at_a_terminal(server):
     assert "Hello" in terminal.wait_for("> ")
     terminal.type("half a line\x03")  # Ctrl-C drops it and says how to leave
     assert "/quit leaves" in terminal.wait_for("> ")
-    server.holds = 60
+    server.holds = 1  # long enough for what still waits to stop it
+    terminal.type("and\n")
+    assert "forgotten" not in terminal.wait_for("> "), "that Ctrl-C had its effect"
+    server.holds = FOREVER
     terminal.type("two\n")
     terminal.wait_for("lolo")
     terminal.type("\x03")  # and stops an answer
@@ -187,7 +197,8 @@ def test_a_person_at_a_terminal(server):
     server.holds = 0
     terminal.type("three\n")
     terminal.wait_for("> ")
-    assert [m["content"] for m in server.bodies[-1]["messages"]] == ["one", "Hello", "three"]
+    assert [m["content"] for m in server.bodies[-1]["messages"]] == ["one", "Hello", "and", server.answers[1], "three"]
+    assert len(server.answers[1]) > len("Hello")
     terminal.type("/new\n")
     terminal.wait_for("> ")
     terminal.type("four\n")
@@ -199,9 +210,9 @@ def test_a_person_at_a_terminal(server):
 
 def test_one_question_is_cut_by_the_signal_itself(server):
     """As a shell expects that runs it in a loop."""
-    server.holds = 60
+    server.holds = FOREVER
     process = subprocess.Popen([harness.BIN / "tandem", "chat", "--url", server.url, "--ask", "Hi"], stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, env=harness.environment())
     assert process.stdout.read(5) == b"Hello"
     process.send_signal(signal.SIGINT)
-    assert process.wait(20 * harness.SLOWDOWN) == -signal.SIGINT
+    assert process.wait(20 * SLOWDOWN) == -signal.SIGINT

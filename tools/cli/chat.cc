@@ -1,15 +1,21 @@
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <boost/json.hpp>
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
+#include "common/base/fd.h"
 #include "tools/cli/chat_command.h"
 #include "tools/cli/chat_turn.h"
 #include "tools/cli/command.h"
@@ -30,46 +36,52 @@ struct ChatFlags {
   bool stats = false;
 };
 
-volatile sig_atomic_t interrupted = 0;
-volatile sig_atomic_t wake_writer = -1;  // of the guard that lives
+// Where the handler writes: a descriptor of the guard that lives. Any thread may run the handler.
+std::atomic<int> wake_writer = -1;
+static_assert(std::atomic<int>::is_always_lock_free, "a signal handler reads it");
 
 // While it lives, Ctrl-C ends an answer in work or the line being typed, not the program. The old
 // handler comes back at the end. At most one at a time.
 class InterruptGuard {
  public:
-  InterruptGuard() {
-    if (::pipe2(wake_, O_NONBLOCK | O_CLOEXEC) != 0) wake_[0] = wake_[1] = -1;
-    wake_writer = wake_[1];
+  static Result<std::unique_ptr<InterruptGuard>> create() {
+    int ends[2];
+    if (::pipe2(ends, O_NONBLOCK | O_CLOEXEC) != 0) {
+      return fail(ErrorCode::kIo, std::string("no pipe for Ctrl-C: ") + std::strerror(errno));
+    }
+    return std::unique_ptr<InterruptGuard>(new InterruptGuard(Fd(ends[0]), Fd(ends[1])));
+  }
+  ~InterruptGuard() {
+    ::sigaction(SIGINT, &before_, nullptr);
+    wake_writer = -1;
+  }
+  InterruptGuard(const InterruptGuard&) = delete;
+  InterruptGuard& operator=(const InterruptGuard&) = delete;
+
+  // Whether it was pressed and has not had its effect yet. The pipe is the only memory of it, so
+  // that who takes a press there, as the reader of lines does, leaves nothing of it behind.
+  [[nodiscard]] bool pressed() const {
+    pollfd waited{.fd = wake_fd(), .events = POLLIN, .revents = 0};
+    return ::poll(&waited, 1, 0) > 0;
+  }
+  void forget() const { drain(wake_fd()); }
+  [[nodiscard]] int wake_fd() const { return reader_.get(); }
+
+ private:
+  InterruptGuard(Fd reader, Fd writer) : reader_(std::move(reader)), writer_(std::move(writer)) {
+    wake_writer = writer_.get();
     struct sigaction action {};
     action.sa_flags = SA_RESTART;
     // A pipe, since the signal may come just before the wait for input or on another thread.
     action.sa_handler = [](int) {
       const int error = errno;
-      interrupted = 1;
       [[maybe_unused]] const ssize_t sent = ::write(wake_writer, "!", 1);
       errno = error;
     };
     ::sigaction(SIGINT, &action, &before_);
   }
-  ~InterruptGuard() {
-    ::sigaction(SIGINT, &before_, nullptr);
-    wake_writer = -1;
-    for (const int end : wake_) {
-      if (end >= 0) ::close(end);
-    }
-  }
-  InterruptGuard(const InterruptGuard&) = delete;
-  InterruptGuard& operator=(const InterruptGuard&) = delete;
 
-  // What was pressed so far has had its effect.
-  void forget() const {
-    interrupted = 0;
-    drain(wake_[0]);
-  }
-  [[nodiscard]] int wake_fd() const { return wake_[0]; }
-
- private:
-  int wake_[2] = {-1, -1};
+  const Fd reader_, writer_;
   struct sigaction before_ {};
 };
 
@@ -112,11 +124,16 @@ std::optional<TransferTotals> settled_transfers(client::HttpFetcher& fetcher,
   return after;
 }
 
-// A conversation with one model.
+// A conversation with one model; `cancelled` ends an answer.
 class Chat {
  public:
-  Chat(client::HttpFetcher& fetcher, const ChatFlags& flags, TurnOptions turn, const Clock& clock)
-      : fetcher_(fetcher), flags_(flags), turn_(std::move(turn)), clock_(clock) {
+  Chat(client::HttpFetcher& fetcher, const ChatFlags& flags, TurnOptions turn, const Clock& clock,
+       std::function<bool()> cancelled)
+      : fetcher_(fetcher),
+        flags_(flags),
+        turn_(std::move(turn)),
+        clock_(clock),
+        cancelled_(std::move(cancelled)) {
     clear();
   }
 
@@ -124,7 +141,7 @@ class Chat {
   Status say(const std::string& text) {
     messages_.push_back(json::object{{"role", "user"}, {"content", text}});
     const auto before = flags_.stats ? read_transfers(fetcher_) : std::nullopt;
-    auto answer = ask(fetcher_, turn_, messages_, clock_, [] { return interrupted != 0; });
+    auto answer = ask(fetcher_, turn_, messages_, clock_, cancelled_);
     if (!answer) {
       messages_.pop_back();
       return fail(std::move(answer).error());
@@ -145,6 +162,7 @@ class Chat {
   const ChatFlags& flags_;
   const TurnOptions turn_;
   const Clock& clock_;
+  const std::function<bool()> cancelled_;
   json::array messages_;
 };
 
@@ -198,8 +216,7 @@ Status converse(Chat& chat) {
 }
 
 // With a person at a terminal: an error is told and the conversation goes on.
-Status converse_at_terminal(Chat& chat) {
-  const InterruptGuard guard;
+Status converse_at_terminal(Chat& chat, const InterruptGuard& guard) {
   LineReader lines(STDIN_FILENO, guard.wake_fd());
   std::string line;
   while (true) {
@@ -244,13 +261,15 @@ Status chat(const ChatFlags& flags, const CommandContext& context) {
   options.timeout = std::chrono::seconds(300);
   TANDEM_ASSIGN(auto fetcher, client::HttpFetcher::create(options));
   TANDEM_ASSIGN(const TurnOptions turn, choose_model(*fetcher, flags));
-  Chat chat(*fetcher, flags, turn, context.clock);
   const bool terminal = flags.ask.empty() && ::isatty(STDIN_FILENO) == 1;
   if (terminal) {
     std::fprintf(stderr, "%s at %s. /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.\n",
                  turn.model.c_str(), options.url.c_str());
-    return converse_at_terminal(chat);
+    TANDEM_ASSIGN(const auto guard, InterruptGuard::create());
+    Chat chat(*fetcher, flags, turn, context.clock, [&] { return guard->pressed(); });
+    return converse_at_terminal(chat, *guard);
   }
+  Chat chat(*fetcher, flags, turn, context.clock, [] { return false; });
   const Status done = flags.ask.empty() ? converse(chat) : chat.say(flags.ask);
   // Standard output takes no more: main() tells, unless it is a reader that has had enough.
   if (!done && done.error().code == ErrorCode::kCancelled && std::ferror(stdout) != 0) return {};
