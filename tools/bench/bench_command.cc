@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <cstdio>
 #include <iostream>
 #include <memory>
@@ -38,13 +39,15 @@ struct ServeFlags {
   throw CLI::RuntimeError(report_exit("tandem bench serve", error));
 }
 
-volatile sig_atomic_t interrupted = 0;
+// Any thread may run the handler.
+std::atomic<bool> interrupted = false;
+static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler writes it");
 
 // The first Ctrl-C ends the load with a report, the second one the program.
 void report_at_interrupt() {
   struct sigaction action {};
   action.sa_flags = SA_RESETHAND | SA_RESTART;
-  action.sa_handler = [](int) { interrupted = 1; };
+  action.sa_handler = [](int) { interrupted = true; };
   ::sigaction(SIGINT, &action, nullptr);
 }
 
@@ -76,7 +79,7 @@ void serve(ServeFlags& flags, const Environment& environment) {
     std::cerr << (terminal ? "\r\033[K" : "") << line << (terminal ? "" : "\n") << std::flush;
   };
   report_at_interrupt();
-  flags.load.stopped = [] { return interrupted != 0; };
+  flags.load.stopped = [] { return interrupted.load(); };
   const SteadyClock clock;
   const auto report = run_load(load, flags.load, clock);
   if (terminal) std::cerr << "\r\033[K";
