@@ -138,6 +138,7 @@ Status up(UpFlags flags, CommandContext& context) {
     TANDEM_ASSIGN(context.exit_code, supervise_cluster(flags, config, context, voice));
     return {};
   }
+  TANDEM_ASSIGN(Fd signals, supervise::end_signals());
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
     return fail(ErrorCode::kIo, std::string("pipe: ") + std::strerror(errno));
@@ -148,10 +149,11 @@ Status up(UpFlags flags, CommandContext& context) {
   if (child < 0) return fail(ErrorCode::kIo, std::string("fork: ") + std::strerror(errno));
   if (child == 0) {
     ours = Fd();
+    signals = Fd();
     detached(flags, config, context, lock, std::move(theirs));
   }
   theirs = Fd();
-  context.exit_code = supervise::follow(std::move(ours), child);
+  context.exit_code = supervise::follow(std::move(ours), std::move(signals), child);
   return {};
 }
 

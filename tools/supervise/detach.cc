@@ -8,6 +8,8 @@
 
 #include <array>
 #include <cerrno>
+#include <cstring>
+#include <string>
 #include <string_view>
 
 #include "common/base/exit.h"
@@ -30,18 +32,10 @@ void write_all(int fd, std::string_view text) {
   }
 }
 
-Fd end_signals() {
-  sigset_t set;
-  ::sigemptyset(&set);
-  ::sigaddset(&set, SIGINT);
-  ::sigaddset(&set, SIGTERM);
-  if (has_terminal()) ::sigaddset(&set, SIGHUP);
-  return Fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-}
-
 class Follower {
  public:
-  Follower(Fd pipe, pid_t child) : pipe_(std::move(pipe)), child_(child) {}
+  Follower(Fd pipe, Fd signals, pid_t child)
+      : pipe_(std::move(pipe)), signals_(std::move(signals)), child_(child) {}
 
   int run() {
     while (pipe_) wait();
@@ -89,8 +83,8 @@ class Follower {
   }
 
   Fd pipe_;
+  const Fd signals_;
   const pid_t child_;
-  const Fd signals_ = end_signals();
   int first_signal_ = 0;
   bool released_ = false;
   int code_ = -1;
@@ -109,6 +103,19 @@ void Voice::release(int exit_code) {
   pipe_ = Fd();
 }
 
-int follow(Fd pipe, pid_t child) { return Follower(std::move(pipe), child).run(); }
+Result<Fd> end_signals() {
+  sigset_t set;
+  ::sigemptyset(&set);
+  ::sigaddset(&set, SIGINT);
+  ::sigaddset(&set, SIGTERM);
+  if (has_terminal()) ::sigaddset(&set, SIGHUP);
+  Fd signals(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (signals) return signals;
+  return fail(ErrorCode::kIo, std::string("no descriptor for signals: ") + std::strerror(errno));
+}
+
+int follow(Fd pipe, Fd signals, pid_t child) {
+  return Follower(std::move(pipe), std::move(signals), child).run();
+}
 
 }  // namespace tandem::supervise

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "common/base/fd.h"
+#include "common/base/result.h"
 
 namespace tandem::supervise {
 
@@ -24,11 +25,13 @@ class Voice {
   Fd pipe_;  // none: standard error
 };
 
+// Reads SIGINT, SIGTERM and (on a terminal) SIGHUP, which must be blocked in every thread.
+[[nodiscard]] Result<Fd> end_signals();
+
 // The command's end: prints what the supervisor `child` says until it releases the command, and
-// returns the exit code for it. SIGINT, SIGTERM and (on a terminal) SIGHUP, which must be blocked
-// in every thread, are passed on; then it waits until the supervisor has stopped its roles and
-// ended, and returns 128 + the signal.
-[[nodiscard]] int follow(Fd pipe, pid_t child);
+// returns the exit code for it. Those of `signals` (end_signals()) are passed on; then it waits
+// until the supervisor has stopped its roles and ended, and returns 128 + the signal.
+[[nodiscard]] int follow(Fd pipe, Fd signals, pid_t child);
 
 // Exit code of a command that a signal ended.
 [[nodiscard]] constexpr int exit_code_of_signal(int signal) { return 128 + signal; }
