@@ -53,14 +53,17 @@ Status status(const StatusFlags& flags, CommandContext& context) {
   }
   TANDEM_ASSIGN(auto fetcher, client::HttpFetcher::create(options));
   TANDEM_ASSIGN(const json::object value, fetcher->get_object("/status"));
+  std::optional<supervise::BoxStatus> box;
+  if (here) box = supervise::box_status(run_dir, *here);
   if (flags.json) {
     std::printf("%s\n", json::serialize(value).c_str());
   } else {
     std::printf("%s", render_status(value, options.url).c_str());
-    if (here) std::printf("\n%s", render_text(supervise::box_status(run_dir, *here)).c_str());
+    if (box) std::printf("\n%s", render_text(*box).c_str());
   }
-  const json::value* ready = value.if_contains("ready");
-  if (ready == nullptr || !ready->is_bool() || !ready->get_bool()) context.exit_code = kExitFailure;
+  const json::value* serves = value.if_contains("ready");
+  const bool ready = serves != nullptr && serves->is_bool() && serves->get_bool();
+  if (!ready || (box && !box->ready())) context.exit_code = kExitFailure;
   return {};
 }
 
@@ -71,7 +74,8 @@ void add_status(CLI::App& app, CommandContext& context) {
   CLI::App* command = app.add_subcommand(
       "status",
       "nodes, queues, KV and transfers of a running cluster, or the processes of a box with nodes "
-      "alone; exit code 1 unless all is ready");
+      "alone; exit code 1 unless the router can serve and every process that was started here is "
+      "ready");
   client::add_server_flags(*command, flags->server);
   command->add_flag("--json", flags->json,
                     "print one JSON object: the router's /status, or this box's processes");
