@@ -23,6 +23,15 @@ def busy_port():
         yield server.getsockname()[1]
 
 
+@pytest.fixture
+def reserved_port():
+    """Nobody listens there, nobody gets it as any free port, and who names it may listen there."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
 def folder_without_config(path):
     path.mkdir()
     (path / "notes.txt").write_text("no model")
@@ -185,12 +194,24 @@ def test_a_start_with_a_role_that_takes_no_signal_can_be_stopped(cluster, tmp_pa
 
 def test_why_the_router_refuses_a_node_is_told_by_up(cluster, tmp_path):
     nodes = refused_nodes(cluster, tmp_path)
-    run = up(nodes, "--timeout", "40" if harness.SANITIZED else "8")
-    assert run.returncode == 1
-    told, final = run.stderr.split("not ready after")
-    for text in (told, final):  # at once, and as the reason of the end
-        line = next(line for line in text.splitlines() if "stranger" in line and "refused" in line)
-        assert "k8v4" in line and str(control_of(cluster)) in line, run.stderr
+    run = Detached(nodes)
+    line = next(line for line in run.process.stderr if "refused" in line)  # at once
+    run.process.send_signal(signal.SIGTERM)
+    code, rest = run.end()
+    assert code == 143, line + rest
+    assert "stranger" in line and "k8v4" in line and str(control_of(cluster)) in line, line + rest
+
+
+def test_why_the_router_refuses_a_node_is_the_reason_of_a_start_that_times_out(cluster, tmp_path):
+    nodes = refused_nodes(cluster, tmp_path)
+    for seconds in (3, 12, 50, 200):  # of which a slow machine needs more than others until the refusal
+        run = up(nodes, "--timeout", seconds)
+        assert run.returncode == 1
+        told, final = run.stderr.split("not ready after")
+        if "refused" in told:
+            break
+    line = next(line for line in final.splitlines() if "stranger" in line and "refused" in line)
+    assert "k8v4" in line and str(control_of(cluster)) in line, run.stderr
 
 
 def test_a_wrong_shared_key_is_told_by_up(start, tmp_path):
@@ -204,9 +225,8 @@ def test_a_wrong_shared_key_is_told_by_up(start, tmp_path):
         assert code == 143 and "stranger" in line and words in line and "battery" not in line and "horse" not in line + rest
 
 
-def test_nodes_alone_wait_for_a_router_that_is_not_there_yet(tmp_path):
-    with busy_port() as control:
-        pass  # nobody listens there now
+def test_nodes_alone_wait_for_a_router_that_is_not_there_yet(reserved_port, tmp_path):
+    control = reserved_port
     nodes = nodes_only(tmp_path / "nodes", control)
     router = None
     try:
@@ -244,6 +264,22 @@ def test_status_of_a_box_with_nodes_alone(router, tmp_path):
             assert run.returncode == 1 and "no router" in run.stderr and "--url" in run.stderr, run.stderr
     finally:
         tandem("down", "--run-dir", nodes.run_dir)
+
+
+def test_status_fails_for_a_node_here_that_hangs_though_the_router_can_serve(start):
+    cluster = start({})
+    here = ["status", "--run-dir", cluster.run_dir]
+    wait_until(lambda: tandem(*here, check=False).returncode == 0, 30, "a status without fault")
+    os.kill(cluster.pid("prefill-0"), signal.SIGSTOP)
+    try:
+        for arguments in ([], ["--json"]):
+            run = tandem(*here, *arguments, check=False)
+            assert run.returncode == 1 and "decode-0" in run.stdout, run.stdout + run.stderr
+        assert cluster.status()["ready"]
+        tandem("status", "--url", cluster.url)
+    finally:
+        os.kill(cluster.pid("prefill-0"), signal.SIGCONT)
+    wait_until(lambda: tandem(*here, check=False).returncode == 0, 30, "a status without fault again")
 
 
 def test_a_router_without_nodes_is_not_called_ready(tmp_path):
