@@ -78,4 +78,14 @@ Result<SamplingDefaults> load_sampling_defaults(const Checkpoint& checkpoint) {
   return parse_generation_config(text, path.string());
 }
 
+Result<SamplingDefaults> recommended_sampling(const SamplingSettings& settings,
+                                              const Checkpoint& checkpoint) {
+  if (!settings.from_model) return SamplingDefaults{};
+  auto read = load_sampling_defaults(checkpoint);
+  if (read) return read;
+  return fail(ErrorCode::kConfig,
+              read.error().detail + "; with router.sampling.from_model: false it is not read",
+              "router.sampling.from_model");
+}
+
 }  // namespace tandem::model

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "common/base/result.h"
+#include "common/config/cluster_config.h"
 
 namespace tandem::model {
 
@@ -25,6 +26,11 @@ struct SamplingDefaults {
 // From generation_config.json of a Hugging Face folder, or the general.sampling.* keys of a GGUF
 // file. kCorruptData, naming file and field, for values that make no sense.
 [[nodiscard]] Result<SamplingDefaults> load_sampling_defaults(const Checkpoint& checkpoint);
+
+// The same for a router with those settings: nothing where they say not to read it. kConfig, with
+// the key that says so, for values that make no sense.
+[[nodiscard]] Result<SamplingDefaults> recommended_sampling(const SamplingSettings& settings,
+                                                            const Checkpoint& checkpoint);
 
 // The text of a generation_config.json; `file` is for errors.
 [[nodiscard]] Result<SamplingDefaults> parse_generation_config(std::string_view json,

@@ -3,6 +3,7 @@
 
 #include "common/config/units.h"
 #include "common/cuda/memory_plan.h"
+#include "common/model/sampling_defaults.h"
 #include "common/model/text.h"
 #include "common/node/cpu_tail.h"
 #include "common/node/node_model.h"
@@ -36,6 +37,14 @@ void check_context(const ClusterConfig& config, const model::ModelConfig& model,
                         "the model's context is " + std::to_string(model.max_positions) +
                             " tokens: requests get no more",
                         "lower it or remove it"));
+}
+
+// Nodes do not read what the model recommends.
+void check_sampling(const ClusterConfig& config, const model::Checkpoint& checkpoint,
+                    Findings& out) {
+  if (!config.router.enabled) return;
+  const auto read = model::recommended_sampling(config.router.sampling, checkpoint);
+  if (!read) out.push_back(finding_of(read.error().param, read.error()));
 }
 
 // True when the pool can be filled.
@@ -152,6 +161,7 @@ void check_model(const ClusterConfig& config, std::span<const Node> nodes, const
     return out.push_back(of_the_model(text.error()));
   const model::ModelConfig& model = (*checkpoint)->config();
   check_context(config, model, out);
+  check_sampling(config, **checkpoint, out);
   std::vector<Planned> plans;
   bool each_fits = true;
   for (const Node& node : nodes) {

@@ -7,16 +7,8 @@ namespace tandem::router {
 
 Result<SamplingDefaults> sampling_defaults(const SamplingSettings& settings,
                                            const model::Checkpoint& checkpoint, const Logger& log) {
-  model::SamplingDefaults recommended;
-  if (settings.from_model) {
-    auto read = model::load_sampling_defaults(checkpoint);
-    if (!read) {
-      return fail(ErrorCode::kConfig,
-                  read.error().detail + "; with router.sampling.from_model: false it is not read",
-                  "router.sampling.from_model");
-    }
-    recommended = *read;
-  }
+  TANDEM_ASSIGN(const model::SamplingDefaults recommended,
+                model::recommended_sampling(settings, checkpoint));
   const auto either = [](const auto& file, const auto& model) { return file ? file : model; };
   SamplingDefaults out;
   out.temperature = either(settings.temperature, recommended.temperature);

@@ -1,5 +1,6 @@
 """What a request gets that names no temperature: the cluster file's word, else the model's, else OpenAI's."""
 import json
+import subprocess
 
 import pytest
 
@@ -61,9 +62,16 @@ def test_it_can_be_switched_off(start, model):
     assert any(text != greedy for text in drawn)
 
 
-def test_nonsense_is_named_before_anything_listens(model, tmp_path):
+def test_nonsense_is_named_before_anything_starts(model, tmp_path):
     (model / "generation_config.json").write_text('{"temperature": "warm"}')
     cluster = harness.Cluster(tmp_path / "c", {"model": {"path": str(model)}})
+    doctor = harness.tandem("doctor", "--json", "--config", cluster.config_path, env=cluster.env, check=False)
+    [problem] = [f for f in json.loads(doctor.stdout)["findings"] if "key" in f]
+    assert doctor.returncode == 1 and problem["severity"] == "problem" and problem["key"] == "router.sampling.from_model"
+    assert "generation_config.json: temperature" in problem["reason"]
     run = harness.tandem("up", cluster.config_path, "--run-dir", cluster.run_dir, env=cluster.env, check=False)
-    said = run.stderr + (cluster.run_dir / "router.log").read_text()
-    assert run.returncode != 0 and "generation_config.json: temperature" in said and "router.sampling.from_model" in said
+    assert run.returncode == 2 and problem["text"] in run.stderr
+    assert "started, process" not in run.stderr and not list(cluster.run_dir.glob("*.log")), "no role was started"
+    router = subprocess.run([harness.BIN / "tandem-router", "--config", cluster.config_path], env=cluster.env, capture_output=True, text=True,
+                            timeout=60 * harness.SLOWDOWN)
+    assert router.returncode == 2 and problem["reason"] in router.stderr, "the router by itself, in the same words"

@@ -259,6 +259,24 @@ TEST_F(Judge, Models) {
               HasSubstr("c.yaml:1: model.max_context: 8192: the model's context is 4096 tokens"));
 }
 
+TEST_F(Judge, WhatAModelRecommends) {
+  for (const char* name :
+       {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}) {
+    std::filesystem::create_symlink(std::filesystem::path(TANDEM_MODELS "/chat-6m") / name,
+                                    folder_ / name);
+  }
+  write("generation_config.json", R"({"temperature": "warm"})");
+  const auto of_router = [&](const std::string& more) {
+    return judge_file("model: {path: .}\nrouter: {http: {port: 0}, control: {port: 0}" + more +
+                      "}\n");
+  };
+  EXPECT_THAT(only(of_router(""), true),
+              AllOf(StartsWith("router.sampling.from_model: true: "),
+                    HasSubstr("generation_config.json: temperature"), HasSubstr("; with router")));
+  EXPECT_THAT(of_router(", sampling: {from_model: false}"), IsEmpty());
+  EXPECT_THAT(of_router(", enabled: false"), IsEmpty());  // nodes do not read it
+}
+
 TEST_F(Judge, EverythingIsToldAtOnceAndRefusedTogether) {
   const Findings findings = judge_lines(
       "decode: [{cpus: [77], transport: {kind: inproc}, threads: 1}]\n"
