@@ -160,4 +160,9 @@ uint32_t compute_threads(const ClusterConfig& config, const NodeSettings& node, 
   return std::max(1U, cpus / std::max(1U, nodes));
 }
 
+uint32_t tail_threads(const ClusterConfig& config, const NodeSettings& node, uint32_t cpus) {
+  const uint32_t threads = config.cpu_tail.threads;
+  return threads != 0 ? threads : compute_threads(config, node, cpus);
+}
+
 }  // namespace tandem::node

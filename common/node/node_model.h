@@ -66,5 +66,8 @@ struct NodeModel {
 // among the nodes of its file.
 [[nodiscard]] uint32_t compute_threads(const ClusterConfig& config, const NodeSettings& node,
                                        uint32_t cpus);
+// Those of the CPU tail beside its device: `cpu_tail.threads`, or as many as the node's own.
+[[nodiscard]] uint32_t tail_threads(const ClusterConfig& config, const NodeSettings& node,
+                                    uint32_t cpus);
 
 }  // namespace tandem::node

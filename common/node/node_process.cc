@@ -252,14 +252,12 @@ Status NodeProcess::State::open_kv() {
 }
 
 Status NodeProcess::State::open_tail() {
-  const CpuTailSettings& settings = spec.config.cpu_tail;
-  const uint32_t share = compute_threads(spec.config, spec.settings, usable_cpus());
   TANDEM_ASSIGN(tail,
                 CpuTail::create({.config = spec.config,
                                  .settings = spec.settings,
                                  .model = model,
                                  .tails = spec.tails,
-                                 .threads = settings.threads != 0 ? settings.threads : share,
+                                 .threads = tail_threads(spec.config, spec.settings, usable_cpus()),
                                  .device = kv->memory(),
                                  .clock = clock,
                                  .log = log,

@@ -59,6 +59,11 @@ Machine with_cards(uint32_t count, uint64_t gigabytes) {
   return machine;
 }
 
+Machine with_threads(Machine machine, uint64_t most) {
+  machine.threads = most;
+  return machine;
+}
+
 class Judge : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -129,6 +134,31 @@ TEST_F(Judge, CpusAndThreads) {
   EXPECT_THAT(judge_lines("cpu_tail: {enabled: true, threads: 40, memory: 1GiB}"), SizeIs(1));
   // A card computes for its node, and no CPU.
   EXPECT_THAT(judge_lines("decode: [{device: cuda, cpus: [77]}]", with_cards(1, 140)), IsEmpty());
+}
+
+TEST_F(Judge, ThreadsThatTheSystemDoesNotLetRun) {
+  Machine few = with_threads(small_machine(), 20);
+  few.cpus = 64;
+  EXPECT_THAT(only(judge_lines("prefill: []\ndecode: [{threads: 32}]", few), true),
+              AllOf(StartsWith("decode[0].threads: 32: 32 compute threads are wanted"),
+                    HasSubstr("20 threads may run")));
+  EXPECT_THAT(judge_lines("prefill: [{threads: 4}]\ndecode: [{threads: 19}]", few), IsEmpty());
+  // A share of the CPUs that nobody asked for, and one thread for each CPU listed.
+  EXPECT_THAT(only(judge_lines("prefill: [{threads: 1}]\ndecode: [{name: d}]", few), true),
+              AllOf(StartsWith("decode[0].threads: "), HasSubstr("32 compute threads are wanted")));
+  few = with_threads(small_machine(), 2);
+  EXPECT_THAT(only(judge_lines("prefill: []\ndecode: [{cpus: [0, 1]}]", few), true),
+              AllOf(StartsWith("decode[0].cpus: "), HasSubstr("2 compute threads are wanted")));
+  EXPECT_THAT(only(judge_lines("prefill: [{threads: 1}]\ndecode: [{threads: 1}]\n"
+                               "cpu_tail: {enabled: true, threads: 2, memory: 1GiB}",
+                               few),
+                   true),
+              StartsWith("cpu_tail.threads: 2: "));
+  EXPECT_THAT(only(judge_lines("prefill: []\ndecode: [{device: cuda}]\n"
+                               "cpu_tail: {enabled: true, memory: 1GiB}",
+                               with_threads(with_cards(1, 140), 2)),
+                   true),
+              AllOf(StartsWith("cpu_tail.threads: "), HasSubstr("2 compute threads are wanted")));
 }
 
 TEST_F(Judge, TransportsThatMoveNothingBetweenTheseNodes) {
