@@ -12,8 +12,15 @@ Result<SamplingDefaults> sampling_defaults(const SamplingSettings& settings,
   const auto either = [](const auto& file, const auto& model) { return file ? file : model; };
   SamplingDefaults out;
   out.temperature = either(settings.temperature, recommended.temperature);
-  // More than the API lets a request ask for.
-  if (out.temperature && *out.temperature > kMaxTemperature) out.temperature = kMaxTemperature;
+  // The model's: the file's is checked where it is read.
+  if (out.temperature && *out.temperature > kMaxTemperature) {
+    log.warning(
+        "sampling_defaults",
+        {{"message", "the model recommends a higher temperature than a request may ask for"},
+         {"recommended", *out.temperature},
+         {"used", kMaxTemperature}});
+    out.temperature = kMaxTemperature;
+  }
   out.top_p = either(settings.top_p, recommended.top_p);
   out.top_k = either(settings.top_k, recommended.top_k);
   out.min_p = either(settings.min_p, recommended.min_p);

@@ -51,6 +51,15 @@ def test_the_file_has_the_last_word(start, model):
     assert ask(cluster)[0] == ask(cluster, top_k=1)[0]
 
 
+def test_a_temperature_above_the_apis_is_lowered_aloud(start, model):
+    (model / "generation_config.json").write_text('{"temperature": 2.5}')
+    cluster = start({"model": {"path": str(model)}})
+    assert recommended(cluster) == {"temperature": 2}
+    log = [json.loads(line) for line in (cluster.run_dir / "router.log").read_text().splitlines() if line.startswith("{")]
+    [warning] = [line for line in log if line["event"] == "sampling_defaults" and line["level"] == "warning"]
+    assert "higher temperature" in warning["message"] and (warning["recommended"], warning["used"]) == (2.5, 2)
+
+
 def test_it_can_be_switched_off(start, model):
     cluster = start({"model": {"path": str(model)}, "router": {"sampling": {"from_model": False}}})
     assert recommended(cluster) == {}
