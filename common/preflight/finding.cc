@@ -7,7 +7,6 @@ namespace tandem::preflight {
 Finding finding_of(std::string key, const Error& error) {
   const size_t end = error.detail.find("; ");
   return {.refuses = true,
-          .code = error.code,
           .origin = {},
           .key = std::move(key),
           .value = {},
@@ -25,15 +24,12 @@ std::string to_string(const Finding& finding) {
 }
 
 Status refusal(const Findings& findings) {
-  ErrorCode code{};
   std::string text;
   for (const Finding& finding : findings) {
     if (!finding.refuses) continue;
-    // A port that is busy may be free later; a file that is wrong stays so.
-    if (text.empty() || finding.code == ErrorCode::kConfig) code = finding.code;
     text += (text.empty() ? "" : "\n") + to_string(finding);
   }
-  return text.empty() ? Status() : fail(code, std::move(text));
+  return text.empty() ? Status() : fail(ErrorCode::kConfig, std::move(text));
 }
 
 }  // namespace tandem::preflight

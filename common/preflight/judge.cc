@@ -9,7 +9,6 @@ namespace tandem::preflight {
 
 Finding warning(std::string key, std::string reason, std::string remedy) {
   return {.refuses = false,
-          .code = ErrorCode::kConfig,
           .origin = {},
           .key = std::move(key),
           .value = {},

@@ -19,7 +19,6 @@ void check_library(std::string_view name, const Node& node, const std::string& w
   for (const cuda::LibraryInfo& library : machine.libraries) {
     if (library.name != name || library.found) continue;
     out.push_back({.refuses = true,
-                   .code = ErrorCode::kConfig,
                    .origin = {},
                    .key = "gpu.libraries",
                    .value = {},

@@ -22,11 +22,9 @@ struct Planned {
   }
 };
 
-// Whatever is wrong with a model's files stays wrong until somebody changes file or folder.
 Finding of_the_model(const Error& error) {
   Finding finding =
       finding_of(error.param == "load_format" ? "model.load_format" : "model.path", error);
-  finding.code = ErrorCode::kConfig;
   if (finding.remedy.empty()) finding.remedy = "give a Hugging Face folder or a .gguf file";
   return finding;
 }
@@ -130,7 +128,6 @@ void check_card_memory(const ClusterConfig& config, const std::vector<Planned>& 
       const std::string key = plan.model.blocks == 0 ? "gpu_memory_utilization"
                                                      : node::pool_size_key(config, *node.settings);
       Finding finding = finding_of(node.key(key), blocks.error());
-      finding.code = ErrorCode::kConfig;
       if (!card.by.empty()) {
         finding.reason = node.device.name() + " has " + approximate_size(total) + ", " + card.by +
                          " of it " + approximate_size(card.taken) + ", and " + node.settings->name +

@@ -42,7 +42,6 @@ preflight::Findings problems_of(const std::string& path, const Error& error) {
   for (std::string line; std::getline(lines, line);) {
     findings.push_back(
         {.refuses = true,
-         .code = error.code,
          .origin = {},
          .key = path,
          .value = {},

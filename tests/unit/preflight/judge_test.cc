@@ -322,6 +322,15 @@ TEST_F(Judge, EverythingIsToldAtOnceAndRefusedTogether) {
   EXPECT_TRUE(refusal(judge_lines("decode: [{threads: 4000}]")));
 }
 
+TEST_F(Judge, WhateverIsRefusedIsTheFilesFault) {
+  // A link-local address without its interface: none of the errors that listening knows.
+  const Findings findings = judge_file("model: {path: " TANDEM_MODELS
+                                       "/chat-6m}\nrouter: {http: {port: 0}, "
+                                       "control: {port: 0, host: \"fe80::1\"}}\n");
+  ASSERT_THAT(findings, SizeIs(1));
+  EXPECT_EQ(refusal(findings).error().code, ErrorCode::kConfig);
+}
+
 TEST(ReadMachine, TellsWhatThisOneHas) {
   const ClusterConfig config;
   const Machine machine = read_machine(config);
