@@ -5,24 +5,32 @@
 
 namespace tandem {
 
-namespace {
-
-void say(std::string_view program, const Error& error) {
+std::string exit_message(std::string_view program, const Error& error) {
   std::string line(program);
   line += ": ";
   line += error.detail;
   const bool named = error.detail.find(error.param) != std::string::npos;
   if (!named) line += " (" + error.param + ")";
+  return line;
+}
+
+int exit_code(const Error& error) {
+  const bool usage = error.code == ErrorCode::kConfig || error.code == ErrorCode::kInvalidArgument;
+  return usage ? kExitUsage : kExitFailure;
+}
+
+namespace {
+
+void say(std::string_view program, const Error& error) {
   std::fflush(stdout);
-  std::fprintf(stderr, "%s\n", line.c_str());
+  std::fprintf(stderr, "%s\n", exit_message(program, error).c_str());
 }
 
 }  // namespace
 
 int report_exit(std::string_view program, const Error& error) {
   say(program, error);
-  const bool usage = error.code == ErrorCode::kConfig || error.code == ErrorCode::kInvalidArgument;
-  return usage ? kExitUsage : kExitFailure;
+  return exit_code(error);
 }
 
 int report_start_failure(std::string_view program, const Error& error) {

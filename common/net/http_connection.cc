@@ -186,11 +186,12 @@ void HttpConnection<Stream>::on_read(const error_code& error, size_t bytes) {
 template <typename Stream>
 void HttpConnection<Stream>::on_end_of_input() {
   input_ended_ = true;
-  const bool answering = phase_ == Phase::kHandling && exchange_ != nullptr;
+  if (phase_ == Phase::kRefusing) return;
+  if (phase_ != Phase::kHandling || exchange_ == nullptr) return close();
   // What is complete is written in any case; afterwards the next read ends here again.
-  if (phase_ == Phase::kRefusing || (answering && exchange_->answered())) return;
-  if (!answering || begun_) return close();
-  std::exchange(exchange_, nullptr)->disconnect(ClientLoss::kLeft);
+  if (!exchange_->disconnect_unless_answered(ClientLoss::kLeft)) return;
+  if (begun_) return close();
+  exchange_ = nullptr;
   answer_alone(499, make_error(ErrorCode::kCancelled,
                                "the client shut its sending side before the answer was complete, "
                                "which counts as leaving: keep it open (nc: without -N)"));

@@ -126,21 +126,21 @@ void HttpExchange::written(size_t bytes) {
   queued_bytes_ -= std::min(bytes, queued_bytes_);
 }
 
-bool HttpExchange::answered() const {
-  std::lock_guard lock(mutex_);
-  return state_ == State::kFinished;
-}
+bool HttpExchange::disconnect_unless_answered(ClientLoss why) { return disconnect(why, true); }
+void HttpExchange::disconnect(ClientLoss why) { disconnect(why, false); }
 
-void HttpExchange::disconnect(ClientLoss why) {
+bool HttpExchange::disconnect(ClientLoss why, bool unless_answered) {
   std::function<void(ClientLoss)> callback;
   {
     std::lock_guard lock(mutex_);
-    if (gone_) return;
+    if (unless_answered && state_ == State::kFinished) return false;
+    if (gone_) return true;
     gone_ = why;
     work_ = {};
     callback = std::exchange(on_disconnect_, nullptr);
   }
   if (callback) callback(why);
+  return true;
 }
 
 struct HttpResponder::Token {

@@ -60,13 +60,14 @@ class HttpExchange : public std::enable_shared_from_this<HttpExchange> {
   };
   Work take();
   void written(size_t bytes);  // of pieces
+  // False, and nothing happens, where the answer is whole, if not yet written.
+  bool disconnect_unless_answered(ClientLoss why);
   void disconnect(ClientLoss why);
-  // Whole, if not yet written: nobody works on it any more.
-  [[nodiscard]] bool answered() const;
 
  private:
   enum class State : uint8_t { kOpen, kStreaming, kFinished };
   void wake_locked();
+  bool disconnect(ClientLoss why, bool unless_answered);
 
   const std::shared_ptr<LoopGate> gate_;
   const std::weak_ptr<ExchangeOwner> owner_;

@@ -31,9 +31,8 @@ class Router {
   // Listens when it returns, and has published its endpoints in `run_dir` unless that is empty.
   // Errors kConfig for what an operator has to change.
   [[nodiscard]] Status start(const std::string& run_dir);
-  // Takes no new requests, waits at most `patience` for open answers, then ends. Idempotent.
-  // Lets open answers go on for at most `patience`, and no longer than until `hurry` holds; what is
-  // left ends with an error that its client sees.
+  // Takes no new requests and lets open answers go on for at most `patience`, and no longer than
+  // until `hurry` holds; what is left ends with an error that its client sees. Idempotent.
   void stop(Duration patience, const std::function<bool()>& hurry = {});
 
   [[nodiscard]] uint16_t http_port() const;

@@ -1,7 +1,9 @@
 #include "router/cluster/cluster_link.h"
 
 #include <future>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -22,6 +24,7 @@ constexpr Duration kPublish = std::chrono::milliseconds(100);
 constexpr Duration kSample = std::chrono::seconds(1);
 constexpr Duration kDead = std::chrono::seconds(10);
 constexpr Duration kDrainPoll = std::chrono::milliseconds(20);
+constexpr Duration kCutLimit = std::chrono::seconds(1);  // for a cluster thread that is stuck
 
 }  // namespace
 
@@ -55,12 +58,18 @@ struct ClusterLink::Impl final : DispatchObserver {
     }
   }
 
-  // Runs `question` on the cluster thread and waits for its answer. From another thread.
+  // Runs `question` on the cluster thread and waits for its answer, or until `give_up` holds, which
+  // is asked every kDrainPoll: the thread may be stuck. From another thread.
   template <typename Question>
-  auto ask(Question question) -> decltype(question()) {
-    std::promise<decltype(question())> answer;
-    io.post([&] { answer.set_value(question()); });
-    return answer.get_future().get();
+  auto ask(Question question, const std::function<bool()>& give_up)
+      -> std::optional<decltype(question())> {
+    const auto answer = std::make_shared<std::promise<decltype(question())>>();
+    std::future<decltype(question())> future = answer->get_future();
+    io.post([answer, question] { answer->set_value(question()); });
+    while (future.wait_for(kDrainPoll) != std::future_status::ready) {
+      if (give_up()) return std::nullopt;
+    }
+    return future.get();
   }
 
   Deps deps;
@@ -198,21 +207,22 @@ bool ClusterLink::drain(Duration timeout, const std::function<bool()>& hurry) {
   if (!impl_->running) return true;
   const TimePoint end = impl_->deps.clock.now() + timeout;
   impl_->io.post([this] { impl_->dispatcher->drain(); });
-  // Asks the cluster thread itself: a request on its way in is counted, too.
-  const auto open = [this] {
-    return impl_->ask([this] { return impl_->dispatcher->open_requests(); });
-  };
-  while (open() != 0) {
-    if (impl_->deps.clock.now() >= end || (hurry && hurry())) {
-      return impl_->ask([this] {
-        const bool none = impl_->dispatcher->open_requests() == 0;
-        impl_->dispatcher->cut();
-        return none;
-      });
-    }
+  const auto enough = [&] { return impl_->deps.clock.now() >= end || (hurry && hurry()); };
+  while (!enough()) {
+    // Asks the cluster thread itself: a request on its way in is counted, too.
+    const auto open = impl_->ask([this] { return impl_->dispatcher->open_requests(); }, enough);
+    if (open == size_t{0}) return true;
     std::this_thread::sleep_for(kDrainPoll);
   }
-  return true;
+  const TimePoint last = impl_->deps.clock.now() + kCutLimit;
+  const auto none = impl_->ask(
+      [this] {
+        const bool finished = impl_->dispatcher->open_requests() == 0;
+        impl_->dispatcher->cut();
+        return finished;
+      },
+      [&] { return impl_->deps.clock.now() >= last; });
+  return none.value_or(false);
 }
 
 void ClusterLink::stop() {

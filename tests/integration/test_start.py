@@ -305,3 +305,25 @@ def test_a_crash_at_start_is_tried_again_and_quoted_alone(tmp_path):
         assert run.returncode == 1 and run.stderr.count("started, process") == 3, run.stderr
         assert run.stderr.count("attempt") == 1 and f"attempt {number}" in run.stderr, run.stderr
     assert (cluster.run_dir / "router.log").read_text().count("attempt") == 6
+
+
+def test_roles_that_end_for_good_together_leave_nothing_to_wait_for(tmp_path):
+    """Both are reaped at once: the first one's error must not make the supervisor forget the second."""
+    go = tmp_path / "go"
+    script = tmp_path / "refuse"
+    script.write_text(f'#!/bin/sh\nwhile [ ! -e "{go}" ]; do sleep 0.05; done\necho "nothing here can work"\nexit 2\n')
+    script.chmod(0o755)
+    programs = harness.programs_with(tmp_path / "bin", tandem_prefill=script, tandem_decode=script)
+    nodes = nodes_only(tmp_path / "nodes", 1, prefill=[{"name": "other", "threads": 1}])
+    process = subprocess.Popen([str(programs / "tandem"), "up", str(nodes.config_path), "--run-dir", str(nodes.run_dir)], env=nodes.env,
+                               stderr=subprocess.PIPE, text=True)
+    try:
+        pids = wait_until(lambda: running_roles(nodes, 2), 30, "two roles")
+        process.send_signal(signal.SIGSTOP)
+        go.touch()
+        wait_until(lambda: all("\nState:\tZ" in open(f"/proc/{pid}/status").read() for pid in pids), 30, "two roles that have ended")
+        process.send_signal(signal.SIGCONT)
+        text = process.communicate(timeout=30 * SLOWDOWN)[1]
+        assert process.returncode == 2 and "nothing here can work" in text, text
+    finally:
+        process.kill()

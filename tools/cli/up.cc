@@ -107,8 +107,8 @@ void redirect(const char* path, int flags, int target) {
     code = fail(written.error());
   }
   if (!code) {
-    voice.say("tandem up: " + code.error().detail);
-    code = code.error().code == ErrorCode::kConfig ? kExitUsage : kExitFailure;
+    voice.say(exit_message("tandem up", code.error()));
+    code = exit_code(code.error());
   }
   voice.release(*code);
   std::_Exit(*code);

@@ -50,7 +50,7 @@ struct Role {
   RoleState state = RoleState::kWaiting;
   pid_t pid = -1;
   uint32_t restarts = 0;
-  uint32_t attempts = 0;  // starts since it was last ready
+  uint32_t attempts = 0;  // starts since it was last ready or ran for a while
   bool was_ready = false;
   uint64_t log_from = 0;  // where the words of this process begin in its log
   NodeReport report;      // a node's last one
@@ -304,7 +304,10 @@ Status Supervisor::State::on_exit(Role& role, int wait_status) {
   role.pid = -1;
   role.fetcher.reset();
   role.state = RoleState::kPausing;
-  if (lived > kSteady) role.pause = kFirstPause;
+  if (lived > kSteady) {
+    role.pause = kFirstPause;
+    role.attempts = 0;
+  }
   role.next_start = clock.now() + role.pause;
   role.pause = std::min(role.pause * 2, kLongestPause);
   ++role.restarts;
@@ -384,11 +387,15 @@ Error Supervisor::State::not_ready_in_time() const {
 }
 
 Status Supervisor::State::keep_up() {
+  Status first;
   for (const auto& [pid, status] : std::exchange(exited, {})) {
     for (Role& role : roles) {
-      if (role.pid == pid) TANDEM_TRY(on_exit(role, status));
+      if (role.pid != pid) continue;
+      Status ended = on_exit(role, status);
+      if (first) first = std::move(ended);
     }
   }
+  TANDEM_TRY(std::move(first));
   for (Role& role : roles) TANDEM_TRY(advance(role));
   return {};
 }

@@ -32,10 +32,10 @@ struct Ready {
 // runs. A node whose router is not of this file has started when it has registered there, or when
 // the router could not be reached for a while: it goes on trying.
 //
-// run() blocks its thread until SIGINT or SIGTERM; that thread forks all children and must live as
-// long as they do: the kernel sends them SIGTERM when it dies. SIGINT, SIGTERM and SIGCHLD must be
-// blocked in every thread (block_signals() before any is started). A second of the first two cuts
-// drains short.
+// run() blocks its thread until SIGINT, SIGTERM or, on a terminal, SIGHUP; that thread forks all
+// children and must live as long as they do: the kernel sends them SIGTERM when it dies. These
+// signals and SIGCHLD must be blocked in every thread (block_signals() before any is started). A
+// second SIGINT or SIGTERM cuts drains short.
 class Supervisor {
  public:
   struct Callbacks {
