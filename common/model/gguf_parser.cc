@@ -12,7 +12,7 @@ namespace {
 constexpr uint32_t kMagic = 0x46554747;   // "GGUF"
 constexpr uint64_t kMaxKeyBytes = 65535;  // the format's limit
 constexpr uint64_t kMaxTensorName = 4096;
-constexpr uint32_t kMaxDims = 4;
+constexpr uint32_t kMaxGgufDims = 4;
 constexpr int kMaxArrayDepth = 4;
 constexpr uint64_t kDefaultAlignment = 32;
 constexpr uint64_t kMaxAlignment = 1 << 20;
@@ -282,7 +282,7 @@ class GgufParser {
   Status take_shape(GgufTensor& t) {
     uint32_t dims = 0;
     if (!take(dims)) return truncated("a tensor's description");
-    if (dims < 1 || dims > kMaxDims)
+    if (dims < 1 || dims > kMaxGgufDims)
       return bad(t, "has " + std::to_string(dims) + " dimensions; 1 to 4 are possible");
     elements_ = 1;
     for (uint32_t d = 0; d < dims; ++d) {

@@ -12,7 +12,7 @@ namespace {
 namespace json = boost::json;
 
 constexpr uint64_t kMaxHeader = 100'000'000;  // the reference reader's limit
-constexpr size_t kMaxDims = 8;
+constexpr size_t kMaxSafetensorsDims = 8;
 
 struct DtypeRow {
   std::string_view name;
@@ -58,7 +58,7 @@ struct Parser {
                                      uint64_t& elements) const {
     const json::value* v = o.if_contains("shape");
     if (v == nullptr || !v->is_array()) return bad(name, "shape must be an array of sizes");
-    if (v->get_array().size() > kMaxDims)
+    if (v->get_array().size() > kMaxSafetensorsDims)
       return bad(name, "has " + std::to_string(v->get_array().size()) + " dimensions, more than 8");
     std::vector<int64_t> dims;
     elements = 1;

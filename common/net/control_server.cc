@@ -24,10 +24,10 @@ struct Session {
   bool admitted = false;
 };
 
-class Server final : public ControlServer {
+class TcpControlServer final : public ControlServer {
  public:
-  Server(tcp::acceptor acceptor, Generation generation, ControlOptions options, Callbacks callbacks,
-         ControlDeps deps)
+  TcpControlServer(tcp::acceptor acceptor, Generation generation, ControlOptions options,
+                   Callbacks callbacks, ControlDeps deps)
       : acceptor_(std::move(acceptor)),
         pause_(acceptor_.get_executor()),
         generation_(generation),
@@ -42,7 +42,7 @@ class Server final : public ControlServer {
     accept();
   }
 
-  ~Server() override {
+  ~TcpControlServer() override {
     *alive_ = false;
     error_code ignored;
     acceptor_.close(ignored);
@@ -196,7 +196,7 @@ Result<std::unique_ptr<ControlServer>> ControlServer::create(const std::string& 
                                                              Callbacks callbacks,
                                                              ControlDeps deps) {
   TANDEM_ASSIGN(tcp::acceptor acceptor, listen_on(deps.io.context(), host, port));
-  return std::unique_ptr<ControlServer>(std::make_unique<Server>(
+  return std::unique_ptr<ControlServer>(std::make_unique<TcpControlServer>(
       std::move(acceptor), router_generation, std::move(options), std::move(callbacks), deps));
 }
 
