@@ -127,10 +127,12 @@ if [ -z "$model" ]; then
   export TANDEM_ROUTER_SAMPLING_TOP_P="${TANDEM_ROUTER_SAMPLING_TOP_P:-0.9}"
 fi
 
-if "$bin/tandem" status --url-only >/dev/null 2>&1; then
-  echo "      stopping the cluster that an earlier run left" >&2
-  "$bin/tandem" down
-fi
+# What an earlier run left is stopped; somebody's own cluster is not.
+told=$("$bin/tandem" down --config deploy/quickstart.yaml 2>&1) || {
+  printf '%s\n' "$told" >&2
+  die "that cluster is left alone: stop it with \`$down\`, or let it run from another folder (\`tandem up --run-dir DIR\`)"
+}
+case "$told" in stopping*) echo "      stopped the cluster that an earlier run left" >&2 ;; esac
 # A port that somebody listens on already is left to them.
 busy() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 pick_port() { # pick_port VARIABLE DEFAULT

@@ -226,6 +226,7 @@ def test_ids_files_take_spaces_and_commas(text, tmp_path):
     (["eval", CHAT_MODEL, "--data", "/nowhere"], 2, ["/nowhere"]),
     (["up", "/nowhere.yaml"], 2, ["/nowhere.yaml"]),
     (["status", "--url", "http://127.0.0.1:9"], 1, ["127.0.0.1"]),
+    (["down", "--config", "/nowhere.yaml"], 2, ["--config /nowhere.yaml", "no such file"]),
     (["nonsense"], 2, ["unknown word nonsense"]),
     (["statsu", "--json"], 2, ["unknown word statsu", "did you mean status?"]),
     (["generate", CHAT_MODEL, "--promt", "x"], 2, ["tandem generate: unknown option --promt", "did you mean --prompt?"]),

@@ -1,5 +1,6 @@
 """./quickstart.sh on a tree that is built already."""
 import re
+import shutil
 import socket
 import subprocess
 
@@ -46,6 +47,29 @@ def test_keep_leaves_it_running_beside_busy_ports(tmp_path):
     finally:
         harness.tandem("down", env=environment)
     assert "no cluster runs" in harness.tandem("status", env=environment, check=False).stderr
+
+
+def test_it_stops_no_other_cluster_than_its_own(tmp_path):
+    (tmp_path / "xdg").mkdir()
+    environment = harness.environment(XDG_RUNTIME_DIR=tmp_path / "xdg", TANDEM_ROUTER_HTTP_PORT=0, TANDEM_ROUTER_CONTROL_PORT=0,
+                                      TANDEM_MODEL_PATH=harness.CHAT_MODEL)
+    own = tmp_path / "own.yaml"
+    shutil.copy(harness.ROOT / "deploy/quickstart.yaml", own)
+    try:
+        harness.tandem("up", "--detach", "own.yaml", env=environment, cwd=tmp_path)
+        run = quickstart(tmp_path, "--model", str(harness.CHAT_MODEL))
+        assert run.returncode == 1 and run.stdout == "", run.stderr[-3000:]
+        assert f"is of {own}, not of deploy/quickstart.yaml" in run.stderr
+        assert "tandem down" in run.stderr and "--run-dir" in run.stderr and "[5/6]" not in run.stderr
+        assert "decode-0" in harness.tandem("status", env=environment).stdout, "it still runs"
+        harness.tandem("down", "--config", own, env=environment)
+
+        harness.tandem("up", "--detach", harness.ROOT / "deploy/quickstart.yaml", env=environment)
+        run = quickstart(tmp_path, "--model", str(harness.CHAT_MODEL))
+        assert run.returncode == 0, run.stderr[-3000:]
+        assert "stopped the cluster that an earlier run left" in run.stderr
+    finally:
+        harness.tandem("down", env=environment)
 
 
 @pytest.mark.parametrize("arguments", [["--nonsense"], ["--model"], ["--model", "/nowhere"]])

@@ -167,9 +167,31 @@ bool wait_for_release(const std::string& run_dir, Duration timeout, const Clock&
   return true;
 }
 
-Status down(std::string run_dir, const CommandContext& context) {
-  run_dir = supervise::resolve_run_dir(run_dir, context.environment);
+struct DownFlags {
+  std::string run_dir;
+  std::string config;  // stop a cluster of this file only; empty: whichever runs
+};
+
+// Refuses to stop the cluster of another file.
+Status check_same_file(const std::string& run_dir, pid_t holder, const std::string& config) {
+  if (supervise::supervisor_of(run_dir, config) == holder) return {};
+  const std::string other = supervise::config_path_of(run_dir, holder);
+  return fail(ErrorCode::kUnavailable,
+              "the cluster that runs from " + run_dir + " (process " + std::to_string(holder) +
+                  ") is " + (other.empty() ? "only starting" : "of " + other) + ", not of " +
+                  config + "; `tandem down` without --config stops it");
+}
+
+Status down(const DownFlags& flags, const CommandContext& context) {
+  const std::string run_dir = supervise::resolve_run_dir(flags.run_dir, context.environment);
   const std::optional<pid_t> holder = supervise::lock_holder(run_dir);
+  if (!flags.config.empty()) {
+    std::error_code error;
+    if (!fs::exists(flags.config, error)) {
+      return fail(ErrorCode::kInvalidArgument, "--config " + flags.config + ": no such file");
+    }
+    if (holder) TANDEM_TRY(check_same_file(run_dir, *holder, flags.config));
+  }
   if (!holder && !supervise::leftovers(run_dir).empty()) {
     return supervise::stop_leftovers(run_dir, context.clock, say_on_terminal);
   }
@@ -215,11 +237,13 @@ void add_up(CLI::App& app, CommandContext& context) {
 }
 
 void add_down(CLI::App& app, CommandContext& context) {
-  auto run_dir = std::make_shared<std::string>();
+  auto flags = std::make_shared<DownFlags>();
   CLI::App* command = app.add_subcommand("down", "stop what `tandem up` started");
-  command->add_option("--run-dir", *run_dir, "as given to `tandem up`");
+  command->add_option("--run-dir", flags->run_dir, "as given to `tandem up`");
+  command->add_option("--config", flags->config,
+                      "stop only a cluster of this file: exit code 1 when another one runs");
   command->callback(
-      [run_dir, &context] { run(context, "down", [&] { return down(*run_dir, context); }); });
+      [flags, &context] { run(context, "down", [&] { return down(*flags, context); }); });
 }
 
 }  // namespace tandem::cli

@@ -164,4 +164,13 @@ std::optional<pid_t> supervisor_of(const std::string& run_dir, const std::string
   return same && !error ? holder : std::nullopt;
 }
 
+std::string config_path_of(const std::string& run_dir, pid_t holder) {
+  const auto state = read_state(run_dir);
+  if (!state || state->config.empty()) return {};
+  std::error_code error;
+  const fs::path folder = fs::read_symlink("/proc/" + std::to_string(holder) + "/cwd", error);
+  return error ? state->config : (folder / state->config).lexically_normal().string();
+}
+
 }  // namespace tandem::supervise
+

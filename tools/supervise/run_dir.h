@@ -40,6 +40,10 @@ class RunDirLock {
 [[nodiscard]] std::optional<pid_t> supervisor_of(const std::string& run_dir,
                                                  const std::string& config_path);
 
+// Absolute path of the cluster file that this holder of the folder runs, as it says itself where
+// its working directory cannot be read; empty before it has written its state.
+[[nodiscard]] std::string config_path_of(const std::string& run_dir, pid_t holder);
+
 // What a role published (common/base/run_file.h).
 struct RoleEndpoints {
   std::string role;
