@@ -226,6 +226,9 @@ def test_ids_files_take_spaces_and_commas(text, tmp_path):
     (["eval", CHAT_MODEL, "--data", "/nowhere"], 2, ["/nowhere"]),
     (["up", "/nowhere.yaml"], 2, ["/nowhere.yaml"]),
     (["status", "--url", "http://127.0.0.1:9"], 1, ["127.0.0.1"]),
+    (["status", "--run-dir", "/nowhere"], 1, ["no cluster runs from /nowhere", "another folder with --run-dir", "--url"]),
+    (["chat", "--run-dir", "/nowhere", "--ask", "x"], 1, ["no cluster runs from /nowhere", "another folder with --run-dir"]),
+    (["up", harness.ROOT / "deploy/quickstart.yaml", "--run-dir", "/proc/run"], 1, ["/proc/run: ", "--run-dir", "else ./run"]),
     (["down", "--config", "/nowhere.yaml"], 2, ["--config /nowhere.yaml", "no such file"]),
     (["nonsense"], 2, ["unknown word nonsense"]),
     (["statsu", "--json"], 2, ["unknown word statsu", "did you mean status?"]),
@@ -241,6 +244,16 @@ def test_wrong_arguments_are_named(arguments, code, fragments):
     assert run.stdout == ""
     for fragment in fragments:
         assert fragment in run.stderr
+
+
+def test_up_in_a_folder_that_is_not_ones_own_names_run_dir(tmp_path):
+    """As `cd / && tandem up FILE`, whose ./run is there but not to be written: also for root, whom no mode keeps out."""
+    (tmp_path / "run/supervisor.lock").mkdir(parents=True)
+    (tmp_path / "no-xdg").touch()
+    run = tandem("up", harness.ROOT / "deploy/quickstart.yaml", check=False, cwd=tmp_path,
+                 env=harness.environment(XDG_RUNTIME_DIR=tmp_path / "no-xdg"))
+    assert run.returncode == 1 and f"cannot open {tmp_path}/run/supervisor.lock: " in run.stderr
+    assert "--run-dir" in run.stderr and "else ./run of the working directory" in run.stderr
 
 
 @pytest.mark.parametrize("text, fragment", [

@@ -20,7 +20,9 @@ void add_server_flags(CLI::App& command, ServerFlags& flags) {
 namespace {
 
 Error no_api(const std::string& run_dir, const std::optional<supervise::SupervisorState>& state) {
-  std::string detail = "no cluster runs from " + run_dir + "; start one with `tandem up FILE.yaml`";
+  std::string detail = "no cluster runs from " + run_dir +
+                       "; start one with `tandem up FILE.yaml`, find one that was started in "
+                       "another folder with --run-dir";
   if (state && state->has_router()) detail = "the router of " + run_dir + " does not listen yet";
   if (state && !state->has_router()) {
     detail = "there is no router among the processes of " + run_dir +

@@ -35,6 +35,10 @@ std::optional<json::object> read_object(const std::string& path) {
   return std::move(value.get_object());
 }
 
+constexpr const char* kChooseAnother =
+    "; choose a folder that you may write to with --run-dir (without it: $XDG_RUNTIME_DIR/tandem "
+    "where there is such a folder, else ./run of the working directory)";
+
 }  // namespace
 
 std::string default_run_dir(const Environment& environment) {
@@ -58,10 +62,14 @@ std::string resolve_run_dir(const std::string& flag, const Environment& environm
 Result<RunDirLock> RunDirLock::acquire(const std::string& run_dir) {
   std::error_code error;
   fs::create_directories(run_dir, error);
-  if (error) return fail(ErrorCode::kIo, "cannot create " + run_dir + ": " + error.message());
+  if (error) {
+    return fail(ErrorCode::kIo,
+                "cannot create " + run_dir + ": " + error.message() + kChooseAnother);
+  }
   Fd fd(::open(lock_path(run_dir).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   if (!fd) {
-    return fail(ErrorCode::kIo, "cannot open " + lock_path(run_dir) + ": " + std::strerror(errno));
+    return fail(ErrorCode::kIo,
+                "cannot open " + lock_path(run_dir) + ": " + std::strerror(errno) + kChooseAnother);
   }
   if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
     const std::optional<pid_t> holder = lock_holder(run_dir);
@@ -173,4 +181,3 @@ std::string config_path_of(const std::string& run_dir, pid_t holder) {
 }
 
 }  // namespace tandem::supervise
-
