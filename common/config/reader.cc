@@ -112,13 +112,13 @@ void ConfigReader::finish() {
     for (const auto& [key, origin] : origins_) {
       const std::string candidate = environment_name(key);
       const size_t distance = edit_distance(candidate, name);
-      if (distance < best) {
+      if (distance > 0 && distance < best) {  // 0: a section, which has no variable
         best = distance;
         nearest = candidate;
       }
     }
     report("environment variable " + name, "",
-           nearest.empty() ? "belongs to no key; see --print-config for those that exist"
+           nearest.empty() ? "belongs to no key; docs/configuration.md lists those that exist"
                            : "belongs to no key; did you mean " + nearest + "?");
   }
 }

@@ -209,7 +209,7 @@ Status NodeProcess::State::open_endpoints() {
     return fail(in_section(opened.error(), metrics_section(spec.config, spec.settings)));
   }
   http = std::move(*opened);
-  const std::string address = settings.host + ":" + std::to_string(http->port());
+  const std::string address = format_host_port(settings.host, http->port());
   log.info("listening", {{"metrics", address}});
   if (spec.run_dir.empty()) return {};
   return publish_endpoints(spec.run_dir, spec.role_name, spec.settings.name,

@@ -142,13 +142,18 @@ void read_stream(ObjectReader& reader, GenerationFields& out) {
 // nobody takes an unconstrained answer for a constrained one.
 void refuse_unsupported(ObjectReader& reader) {
   constexpr std::string_view kGuided = "constrained decoding is not implemented";
-  for (std::string_view key : {"guided_json", "guided_regex", "guided_choice", "guided_grammar",
-                               "structured_outputs", "guided_decoding_backend"}) {
+  for (std::string_view key :
+       {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
+        "guided_decoding_backend", "regex", "ebnf", "grammar", "structural_tag", "json_schema"}) {
     reader.refuse(key, kGuided);
   }
   reader.refuse("use_beam_search", "beam search is not implemented");
   reader.refuse("logits_processors", "custom logits processors are not implemented");
   reader.refuse("truncate_prompt_tokens", "prompts are never shortened; send a shorter one");
+  for (std::string_view key : {"lora", "lora_path", "lora_request"})
+    reader.refuse(key, "adapters are not implemented");
+  reader.refuse("n_predict", "use max_tokens");
+  reader.refuse("repeat_penalty", "use repetition_penalty");
   reader.refuse("bad_words", "use logit_bias");
   reader.refuse("allowed_token_ids", "use logit_bias");
   reader.refuse("prompt_logprobs", "use /v1/completions with echo and logprobs");

@@ -7,6 +7,7 @@
 #include "common/base/run_file.h"
 #include "common/config/config.h"
 #include "common/config/listen_points.h"
+#include "common/config/units.h"
 #include "common/model/checkpoint.h"
 #include "common/model/text.h"
 #include "common/net/gate.h"
@@ -154,9 +155,9 @@ Status Router::start(const std::string& run_dir) {
 }
 
 Status Router::publish(const std::string& run_dir, const std::string& model) const {
-  const std::string http = config_.router.http.host + ":" + std::to_string(http_->port());
+  const std::string http = format_host_port(config_.router.http.host, http_->port());
   const std::string control =
-      config_.router.control.host + ":" + std::to_string(cluster_->control_port());
+      format_host_port(config_.router.control.host, cluster_->control_port());
   if (!run_dir.empty()) {
     TANDEM_TRY(
         publish_endpoints(run_dir, "router", "router", {{"http", http}, {"control", control}}));

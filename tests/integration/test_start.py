@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.request
 
 import pytest
 
@@ -327,3 +328,17 @@ def test_roles_that_end_for_good_together_leave_nothing_to_wait_for(tmp_path):
         assert process.returncode == 2 and "nothing here can work" in text, text
     finally:
         process.kill()
+
+
+def test_an_ipv6_router_is_named_by_a_url_that_clients_read(tmp_path):
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("no IPv6 loopback here")
+    with harness.Cluster(tmp_path, {"router": {"http": {"host": "::1"}, "control": {"host": "::1"}}}) as cluster:
+        url = tandem("status", "--url-only", "--run-dir", cluster.run_dir).stdout.strip()
+        assert url.startswith("http://[::1]:"), url
+        with urllib.request.urlopen(url + "/health/ready", timeout=30 * SLOWDOWN) as answer:
+            assert answer.status == 200
+        assert tandem("status", "--run-dir", cluster.run_dir).stdout.count("ready") >= 3

@@ -264,6 +264,11 @@ TEST(Body, WhatCannotBeHonouredIsRefusedByName) {
       {R"("return_token_ids":true)", "return_token_ids"},
       {R"("return_tokens_as_token_ids":true)", "return_tokens_as_token_ids"},
       {R"("kv_transfer_params":{"do_remote_decode":true})", "kv_transfer_params"},
+      {R"("regex":"a+")", "regex"},
+      {R"("grammar":"root ::= x")", "grammar"},
+      {R"("lora_path":"x")", "lora_path"},
+      {R"("n_predict":3)", "n_predict"},
+      {R"("repeat_penalty":1.1)", "repeat_penalty"},
   };
   for (const auto& [text, param] : cases) {
     const Error error = chat_error(text);

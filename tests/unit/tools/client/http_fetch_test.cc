@@ -18,6 +18,13 @@ TEST(ServerRoot, TakesTheUrlOfTheApiAsWellAsTheServers) {
   EXPECT_EQ(server_root("https://h/v10"), "https://h/v10");
 }
 
+TEST(UrlOf, IsOneThatClientsRead) {
+  EXPECT_EQ(url_of("127.0.0.1:8000", false), "http://127.0.0.1:8000");
+  EXPECT_EQ(url_of("0.0.0.0:8000", true), "https://127.0.0.1:8000");
+  EXPECT_EQ(url_of("[::]:8000", false), "http://127.0.0.1:8000");
+  EXPECT_EQ(url_of("[::1]:8000", false), "http://[::1]:8000");
+}
+
 TEST(ServerMessage, FindsTheServersWords) {
   EXPECT_EQ(server_message(R"({"error":{"message":"too long","type":"x"}})"), "too long");
   EXPECT_EQ(server_message(R"({"error":"model not found"})"), "model not found");
