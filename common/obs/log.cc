@@ -49,6 +49,15 @@ void append_field(std::string& out, const LogField& field) {
   field.value.append_to(out);
 }
 
+void append_list(std::string& out, std::span<const uint64_t> list) {
+  out += '[';
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (i > 0) out += ',';
+    out += std::to_string(list[i]);
+  }
+  out += ']';
+}
+
 }  // namespace
 
 void LogValue::append_to(std::string& out) const {
@@ -64,6 +73,8 @@ void LogValue::append_to(std::string& out) const {
     const std::string_view kept = cut(*text, kMaxText);
     append_json_string(out, kept);
     if (kept.size() < text->size()) out.insert(out.size() - 1, "…");
+  } else if (const auto* list = std::get_if<std::span<const uint64_t>>(&value_)) {
+    append_list(out, *list);
   }
 }
 

@@ -6,9 +6,11 @@
 #include <initializer_list>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "common/base/clock.h"
 #include "common/base/fd.h"
@@ -17,7 +19,7 @@
 
 namespace tandem {
 
-// A value of a log field. Text is borrowed for the call.
+// A value of a log field. Text and lists are borrowed for the call.
 class LogValue {
  public:
   LogValue(bool v) : value_(v) {}
@@ -30,11 +32,12 @@ class LogValue {
   LogValue(std::string_view v) : value_(v) {}
   LogValue(const char* v) : value_(std::string_view(v)) {}
   LogValue(const std::string& v) : value_(std::string_view(v)) {}
+  LogValue(const std::vector<uint64_t>& v) : value_(std::span<const uint64_t>(v)) {}
 
   void append_to(std::string& out) const;
 
  private:
-  std::variant<bool, int64_t, uint64_t, double, std::string_view> value_;
+  std::variant<bool, int64_t, uint64_t, double, std::string_view, std::span<const uint64_t>> value_;
 };
 
 struct LogField {

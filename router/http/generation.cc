@@ -318,6 +318,9 @@ void Generation::report(int status, std::string_view outcome) {
     deps_.metrics.e2e_seconds.observe(seconds);
     deps_.board.e2e.observe(seconds);
   }
+  std::vector<uint64_t> ids;  // what nodes' logs call `request`, one a choice
+  ids.reserve(choices_.size());
+  for (const Choice& c : choices_) ids.push_back(c.id.value);
   deps_.log.info("request", {{"request_id", plan_.request_id},
                              {"id", plan_.head.id},
                              {"route", route},
@@ -329,7 +332,8 @@ void Generation::report(int status, std::string_view outcome) {
                              {"cached_tokens", u.cached_tokens},
                              {"completion_tokens", u.completion_tokens},
                              {"ttft_seconds", ttft_},
-                             {"seconds", seconds}});
+                             {"seconds", seconds},
+                             {"requests", ids}});
 }
 
 }  // namespace tandem::router

@@ -87,6 +87,29 @@ def test_logs_are_json_lines_without_prompts(start):
     assert any("request_id" in e or "request" in e for e in events), "request ids"
 
 
+def test_one_request_can_be_followed_through_the_logs(start):
+    """From the client's X-Request-Id to the nodes, each choice by its own number."""
+    cluster = start()
+    answer = cluster.post("/v1/chat/completions", {"model": "chat-6m", "n": 2, "max_tokens": 8, "messages": [
+        {"role": "user", "content": "I would like a table for two in San Jose, please."}]}, headers={"X-Request-Id": "followed-1"})
+    assert answer.status == 200, answer.text
+    cluster.chat(messages=[{"role": "user", "content": "Another one, please."}], max_tokens=8)
+    cluster.wait_idle()
+
+    def lines(name, event):
+        entries = [json.loads(line) for line in (cluster.run_dir / f"{name}.log").read_text().splitlines()]
+        return [e for e in entries if e["event"] == event]
+
+    def answered():
+        return [e for e in lines("router", "request") if e["request_id"] == "followed-1"]
+    [mine] = harness.wait_until(answered, 10, "the request's line")
+    assert mine["id"] == answer.json["id"]
+    ids = set(mine["requests"])
+    assert len(mine["requests"]) == len(ids) == 2
+    for node, event in [("prefill-0", "prefilled"), ("prefill-0", "transferred"), ("decode-0", "generated")]:
+        harness.wait_until(lambda: ids < {e["request"] for e in lines(node, event)}, 10, f"{ids} and another in {event} of {node}")
+
+
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
     """What each process says before anybody has asked for anything, and afterwards: two of {section of the page: text}."""

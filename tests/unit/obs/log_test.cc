@@ -76,6 +76,14 @@ TEST_F(Logs, ALineHoldsTimeLevelEventContextAndFields) {
   EXPECT_EQ(line.at("negative").as_int64(), -3);
 }
 
+TEST_F(Logs, AListOfNumbersIsAnArray) {
+  const std::vector<uint64_t> ids{7, UINT64_MAX};
+  logger().info("request", {{"requests", ids}, {"none", std::vector<uint64_t>{}}});
+  const json::object line = one();
+  EXPECT_EQ(json::serialize(line.at("requests")), "[7,18446744073709551615]");
+  EXPECT_TRUE(line.at("none").as_array().empty());
+}
+
 TEST_F(Logs, LevelsBelowTheLimitAreNotWritten) {
   const Logger log = logger(LogLevel::kWarning);
   log.debug("a");
