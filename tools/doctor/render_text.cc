@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "common/cuda/device_info.h"
 #include "tools/doctor/report.h"
 
@@ -144,6 +146,15 @@ std::string transports_text(const Report& r) {
   return out;
 }
 
+// The last line is what many read: it does not hide warnings.
+std::string verdict(const std::vector<Finding>& findings) {
+  if (!healthy(findings)) return "there are problems\n";
+  const auto warnings = std::ranges::count(findings, Severity::kWarning, &Finding::severity);
+  if (warnings == 0) return "no problem found\n";
+  return fmt::format("no problem that stops anything, but {} warning{}: see above\n", warnings,
+                     warnings == 1 ? "" : "s");
+}
+
 }  // namespace
 
 std::string render_text(const Report& r, const std::vector<Finding>& findings) {
@@ -151,7 +162,7 @@ std::string render_text(const Report& r, const std::vector<Finding>& findings) {
   out += system_text(r) + cuda_text(r) + devices_text(r) + topology_text(r) + transports_text(r);
   out += "\n";
   for (const Finding& f : findings) out += fmt::format("{}: {}\n", to_string(f.severity), f.text);
-  out += healthy(findings) ? "no problem found\n" : "there are problems\n";
+  out += verdict(findings);
   return out;
 }
 

@@ -175,6 +175,20 @@ TEST(Findings, ThoseOfAClusterFileSayWhereAndWhatToDo) {
   EXPECT_TRUE(json[1].at("origin").is_null());
 }
 
+TEST(Render, TheLastLineDoesNotHideWarnings) {
+  const Report r = cpu_machine();
+  const auto last = [&r](size_t warnings) {
+    const preflight::Findings of_file(
+        warnings, {.refuses = false, .key = "model.max_context", .reason = "less"});
+    std::string text = render_text(r, find(r, of_file));
+    text.pop_back();
+    return text.substr(text.rfind('\n') + 1);
+  };
+  EXPECT_EQ(last(0), "no problem found");
+  EXPECT_EQ(last(1), "no problem that stops anything, but 1 warning: see above");
+  EXPECT_EQ(last(2), "no problem that stops anything, but 2 warnings: see above");
+}
+
 TEST(Findings, AClusterThatRunsIsToldSinceItsPortsAreNotLookedAt) {
   Report r = cpu_machine();
   r.supervisor = 4711;
