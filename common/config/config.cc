@@ -15,36 +15,21 @@ namespace {
 
 constexpr size_t kMaxProblems = 20;
 
-class KeyCollector final : public SpellingVisitor {
+class KeyCollector final : public KeyedVisitor {
  public:
   std::vector<std::string> keys;
 
  protected:
   void leaf(const FieldInfo& info, const std::string&, const std::string&,
             const std::string&) override {
-    keys.push_back(prefix_ + std::string(info.key));
+    keys.push_back(key_of(info));
   }
-  void begin_section(const FieldInfo& info) override { push(std::string(info.key) + "."); }
-  void end_section() override { pop(); }
   ListPlan begin_list(const FieldInfo& info, size_t) override {
     push(std::string(info.key) + "[].");
     return {true, 1};
   }
   void begin_item(size_t) override {}
   void end_item() override {}
-  void end_list() override { pop(); }
-
- private:
-  void push(const std::string& part) {
-    lengths_.push_back(prefix_.size());
-    prefix_ += part;
-  }
-  void pop() {
-    prefix_.resize(lengths_.back());
-    lengths_.pop_back();
-  }
-  std::string prefix_;
-  std::vector<size_t> lengths_;
 };
 
 Result<std::string> read_text(const std::string& path, size_t max_bytes) {

@@ -93,36 +93,21 @@ class Printer final : public SpellingVisitor {
   bool dash_ = false;
 };
 
-class ValueCollector final : public SpellingVisitor {
+class ValueCollector final : public KeyedVisitor {
  public:
   std::map<std::string, std::string, std::less<>> values;
 
  protected:
   void leaf(const FieldInfo& info, const std::string& spelling, const std::string&,
             const std::string&) override {
-    values.emplace(prefix_ + std::string(info.key), info.secret ? std::string() : spelling);
+    values.emplace(key_of(info), info.secret ? std::string() : spelling);
   }
-  void begin_section(const FieldInfo& info) override { push(std::string(info.key) + "."); }
-  void end_section() override { pop(); }
   ListPlan begin_list(const FieldInfo& info, size_t size) override {
     push(std::string(info.key));
     return {false, size};
   }
   void begin_item(size_t index) override { push("[" + std::to_string(index) + "]."); }
   void end_item() override { pop(); }
-  void end_list() override { pop(); }
-
- private:
-  void push(const std::string& part) {
-    lengths_.push_back(prefix_.size());
-    prefix_ += part;
-  }
-  void pop() {
-    prefix_.resize(lengths_.back());
-    lengths_.pop_back();
-  }
-  std::string prefix_;
-  std::vector<size_t> lengths_;
 };
 
 }  // namespace

@@ -35,4 +35,29 @@ class SpellingVisitor : public SchemaVisitor {
                     std::span<const std::string_view> names) final;
 };
 
+// One that knows the whole key of the value at hand: "router.http.port". How the items of lists are
+// spelled in it is its own affair: begin_list() pushes what end_list() takes back.
+class KeyedVisitor : public SpellingVisitor {
+ protected:
+  void begin_section(const FieldInfo& info) final { push(std::string(info.key) + "."); }
+  void end_section() final { pop(); }
+  void end_list() final { pop(); }
+
+  [[nodiscard]] std::string key_of(const FieldInfo& leaf) const {
+    return prefix_ + std::string(leaf.key);
+  }
+  void push(const std::string& part) {
+    lengths_.push_back(prefix_.size());
+    prefix_ += part;
+  }
+  void pop() {
+    prefix_.resize(lengths_.back());
+    lengths_.pop_back();
+  }
+
+ private:
+  std::string prefix_;
+  std::vector<size_t> lengths_;
+};
+
 }  // namespace tandem
