@@ -4,6 +4,8 @@
 #include <boost/asio/post.hpp>
 #include <utility>
 
+#include "common/net/http_server.h"
+
 namespace tandem {
 
 void LoopGate::post(std::function<void()> work) {

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "common/net/http_message.h"
-#include "common/net/http_server.h"
 
 namespace tandem {
 

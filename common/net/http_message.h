@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -48,5 +49,12 @@ struct HttpResponse {
 // Undoes %XX; nullopt for a broken escape. '+' stays '+' (it means a space in forms only).
 [[nodiscard]] std::optional<std::string> percent_decode(std::string_view text);
 [[nodiscard]] bool equal_ignoring_case(std::string_view a, std::string_view b);
+
+// Why an answer cannot be delivered any more.
+enum class ClientLoss : uint8_t {
+  kLeft,         // the connection is gone, or the client has shut its sending side
+  kDoesNotRead,  // the answer could not be written within the limit
+  kCut,          // the server stops
+};
 
 }  // namespace tandem

@@ -17,13 +17,6 @@ class HttpExchange;
 class IoThread;
 class MetricsRegistry;
 
-// Why an answer cannot be delivered any more.
-enum class ClientLoss : uint8_t {
-  kLeft,         // the connection is gone, or the client has shut its sending side
-  kDoesNotRead,  // the answer could not be written within the limit
-  kCut,          // the server stops
-};
-
 // The answer to one request. A cheap handle: copy it, keep it, use it from any thread. Either one
 // respond(), or start_stream(), write()s and finish(). When the last handle goes away without an
 // answer, the client gets a 500 (or, within a stream, a cut connection), so none ever waits for
