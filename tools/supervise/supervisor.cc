@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/exit.h"
 #include "common/base/process_limits.h"
 #include "common/config/units.h"
 #include "tools/client/http_fetch.h"
@@ -31,9 +32,8 @@ constexpr Duration kIdleTick = milliseconds(500);  // signals wake the loop anyw
 constexpr Duration kFirstPause =
     milliseconds(200);  // before a restart; doubles up to kLongestPause
 constexpr Duration kLongestPause = seconds(10);
-constexpr Duration kSteady = seconds(60);  // running that long: the next pause is short again
-constexpr uint32_t kStartAttempts = 3;     // of a role that never got ready
-constexpr int kConfigExit = 2;
+constexpr Duration kSteady = seconds(60);     // running that long: the next pause is short again
+constexpr uint32_t kStartAttempts = 3;        // of a role that never got ready
 constexpr Duration kAfterDrain = seconds(5);  // from the end of a role's drain to SIGKILL
 // How long a router elsewhere may be out of reach before its nodes are left to wait for it.
 constexpr Duration kPatience = seconds(5);
@@ -316,7 +316,7 @@ Status Supervisor::State::on_exit(Role& role, int wait_status) {
   write_state_file();
   // What has run can run again: a file that is missing for a moment does not end the others.
   if (role.was_ready) return {};
-  const bool lasting = WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == kConfigExit;
+  const bool lasting = WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == kExitUsage;
   if (!lasting && role.attempts < kStartAttempts) return {};
   std::string words = last_words(log_of(role), role.log_from, role.program(), 8);
   while (words.ends_with('\n')) words.pop_back();
