@@ -313,6 +313,15 @@ class Streaming : public HttpServerTest {
     kept_.pop_back();
     return r;
   }
+  // An answer that has begun: `client` has read its first event.
+  HttpResponder stream_to(RawClient& client) {
+    client.send(post("/keep", "{}"));
+    HttpResponder r = take();
+    r.start_stream(200, "text/event-stream");
+    r.write("data: 1\n\n");
+    client.read_until("\n\n\r\n");
+    return r;
+  }
   bool wait_for_disconnects(int count) {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, seconds(60), [&] { return disconnects_ >= count; });
@@ -383,11 +392,7 @@ TEST_F(Streaming, AClientThatLeavesIsNoticedInEveryPhase) {
   EXPECT_TRUE(a.disconnected());
   EXPECT_FALSE(a.respond({}));
   RawClient streaming = client();
-  streaming.send(post("/keep", "{}"));
-  HttpResponder b = take();
-  b.start_stream(200, "text/event-stream");
-  b.write("data: 1\n\n");
-  streaming.read_until("\n\n\r\n");
+  HttpResponder b = stream_to(streaming);
   streaming.close();
   EXPECT_TRUE(wait_for_disconnects(2));
   EXPECT_FALSE(b.write("data: 2\n\n"));
@@ -440,11 +445,7 @@ TEST_F(Streaming, AClientThatShutsItsSendingSideGetsWhatIsReady) {
   EXPECT_TRUE(wait_for_disconnects(1));
   EXPECT_THAT(waiting.read_all(), AllOf(is_json_error(499), HasSubstr("nc: without -N")));
   RawClient streaming = client();
-  streaming.send(post("/keep", "{}"));
-  HttpResponder b = take();
-  b.start_stream(200, "text/event-stream");
-  b.write("data: 1\n\n");
-  streaming.read_until("\n\n\r\n");
+  HttpResponder b = stream_to(streaming);
   streaming.shut_sending();
   EXPECT_TRUE(wait_for_disconnects(2));
   EXPECT_EQ(streaming.read_all(), "") << "without the end of the body";
