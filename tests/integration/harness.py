@@ -19,6 +19,7 @@ BIN = pathlib.Path(os.environ.get("TANDEM_TEST_BIN", ROOT / "build/release/bin")
 CHAT_MODEL = ROOT / "models/chat-6m"
 GOLDEN = ROOT / "tests/data/golden"
 SMOLLM2 = os.environ.get("TANDEM_SMOLLM2")
+PROMPT = list(range(200, 300))  # long enough for a hand-over
 
 
 def sanitizer():
@@ -262,6 +263,11 @@ class Cluster:
 
     def stream(self, path, body, timeout=120):
         return Stream(self, path, {"model": self.model_id, "temperature": 0, "stream": True, **body}, timeout)
+
+    def long_answer(self, tokens=400):
+        """A stream that goes on for a while."""
+        return self.stream("/v1/completions", {"prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True,
+                                               "stream_options": {"include_usage": True}})
 
     @property
     def model_id(self):

@@ -172,8 +172,8 @@ def test_14_no_half_characters(cluster):
     assert len(ids) >= 2, "the emoji is more than one token"
 
 
-def test_16_see_test_failures():
-    """A client that goes away: test_failures.test_a_client_that_leaves_frees_its_place."""
+def test_16_see_test_clients():
+    """A client that goes away: test_clients.test_a_client_that_leaves_frees_its_place."""
 
 
 @pytest.mark.parametrize("path, fields", [

@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 
 import harness
-from harness import SLOWDOWN, is_alive, tandem, wait_until
+from harness import PROMPT, SLOWDOWN, is_alive, metric, tandem, wait_until
 
 
 def up(cluster, *arguments, **kwargs):
@@ -31,34 +31,6 @@ def reserved_port():
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
         yield holder.getsockname()[1]
-
-
-def folder_without_config(path):
-    path.mkdir()
-    (path / "notes.txt").write_text("no model")
-    return path
-
-
-def file_that_is_no_gguf(path):
-    path = path.with_suffix(".gguf")
-    path.write_bytes(b"not a model" * 100)
-    return path
-
-
-def folder_of_another_kind(path):
-    path.mkdir()
-    (path / "config.json").write_text('{"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]}')
-    return path
-
-
-@pytest.mark.parametrize("make, fragment", [(folder_without_config, "config.json"), (file_that_is_no_gguf, "GGUF"),
-                                            (folder_of_another_kind, "GPTNeoX")])
-def test_a_model_that_is_none_ends_up_at_once(make, fragment, tmp_path):
-    cluster = harness.Cluster(tmp_path / "c", {"model": {"path": str(make(tmp_path / "model"))}})
-    run = up(cluster)
-    assert run.returncode == 2, run.stderr
-    assert "started, process" not in run.stderr
-    assert fragment in run.stderr and "model" in run.stderr
 
 
 @pytest.mark.parametrize("change, fragments", [
@@ -342,3 +314,66 @@ def test_an_ipv6_router_is_named_by_a_url_that_clients_read(tmp_path):
         with urllib.request.urlopen(url + "/health/ready", timeout=30 * SLOWDOWN) as answer:
             assert answer.status == 200
         assert tandem("status", "--run-dir", cluster.run_dir).stdout.count("ready") >= 3
+
+
+def test_a_cluster_in_two_parts_comes_up_in_either_order(start, tmp_path):
+    """A box with the router alone is up when it listens; a box with nodes alone when the router has taken them."""
+    router = start({"prefill": [], "decode": []})
+    assert router.get("/health/live").status == 200 and router.get("/health/ready").status == 503
+    _, control = router.address("router", "control")
+    nodes = harness.Cluster(tmp_path / "nodes", {"router": {"enabled": False, "control": {"port": control}}})
+    run = harness.tandem("up", "--detach", nodes.config_path, "--run-dir", nodes.run_dir, env=nodes.env)
+    try:
+        assert "ready; logs in" in run.stderr
+        assert router.completion(prompt=PROMPT, max_tokens=4, ignore_eos=True)["usage"]["completion_tokens"] == 4
+        old = router.pid("router")
+        router.kill("router")
+        wait_until(lambda: router.pid("router") not in (0, old), 20, "a new router process")
+        router.wait_ready()
+        router.wait_nodes(2)
+    finally:
+        harness.tandem("down", "--run-dir", nodes.run_dir)
+    wait_until(lambda: router.get("/health/ready").status == 503, 20, "a router without nodes")
+
+
+def test_a_config_that_no_role_can_use_fails_at_once(tmp_path):
+    cluster = harness.Cluster(tmp_path, {"model": {"path": str(tmp_path / "absent")}})
+    run = harness.tandem("up", cluster.config_path, "--run-dir", cluster.run_dir, env=cluster.env, check=False)
+    assert run.returncode != 0
+    assert "absent" in run.stderr
+
+
+@pytest.mark.parametrize("change, fragments", [
+    ({"kv": {"formatt": "int8"}}, ["kv.formatt", "kv.format"]),
+    ({"kv": {"memory": "64"}}, ["kv.memory", "unit"]),
+    ({"router": {"http": {"idle_timeout": 5}}}, ["router.http.idle_timeout"]),
+    ({"router": {"http": {"port": 70000}}}, ["router.http.port", "65535"]),
+])
+def test_wrong_configuration_is_named(change, fragments, tmp_path):
+    cluster = harness.Cluster(tmp_path, change)
+    run = harness.tandem("up", cluster.config_path, "--run-dir", cluster.run_dir, env=cluster.env, check=False)
+    assert run.returncode == 2
+    for fragment in fragments + ["cluster.yaml"]:
+        assert fragment in run.stderr
+
+
+def test_nodes_of_different_kv_formats_are_not_joined(start, tmp_path):
+    """The handshake refuses what would give nonsense, and says what differs."""
+    cluster = start()
+    _, control = cluster.address("router", "control")
+    config = harness.merge(cluster.config, {"kv": {"format": "k8v4"}, "router": {"enabled": False, "control": {"port": control}},
+                                            "prefill": [], "decode": [{"name": "stranger", "router": f"127.0.0.1:{control}"}]})
+    path = tmp_path / "stranger.yaml"
+    path.write_text(json.dumps(config))
+    log = open(tmp_path / "stranger.log", "wb")
+    process = subprocess.Popen([str(harness.BIN / "tandem-decode"), "--config", str(path), "--name", "stranger", "--run-dir",
+                                str(tmp_path)], stdout=log, stderr=log, env=cluster.env)
+    try:
+        wait_until(lambda: b"k8v4" in (tmp_path / "stranger.log").read_bytes() and b"refused" in
+                   (tmp_path / "stranger.log").read_bytes(), 30, "a refusal that names the format")
+        assert all(n["id"] != "stranger" or n["state"] != "ready" for n in cluster.status()["nodes"])
+        assert metric(cluster.metrics(), "tandem_router_handshakes_refused_total") >= 1
+    finally:
+        process.terminate()
+        process.wait(20 * SLOWDOWN)
+        log.close()

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <arpa/inet.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -97,6 +98,17 @@ inline std::string post(std::string_view target, std::string_view body,
   return "POST " + std::string(target) +
          " HTTP/1.1\r\nHost: x\r\nContent-Length: " + std::to_string(body.size()) + "\r\n" +
          std::string(more) + "\r\n" + std::string(body);
+}
+
+// Of an answer as it came over the wire.
+inline auto answers(int status) {
+  return ::testing::StartsWith("HTTP/1.1 " + std::to_string(status) + " ");
+}
+inline auto is_json_error(int status) {
+  return ::testing::AllOf(answers(status),
+                          ::testing::HasSubstr("Content-Type: application/json\r\n"),
+                          ::testing::HasSubstr("{\"error\":{\"message\":\""),
+                          ::testing::HasSubstr("\"type\":\""), ::testing::HasSubstr("\"code\":\""));
 }
 
 // A server with a few routes that tests need.
