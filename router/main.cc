@@ -46,7 +46,7 @@ int run(const Arguments& arguments) {
   Router router(*config, clock, log);
   if (Status status = router.start(arguments.run_dir); !status) {
     log.error("start_failed", status.error());
-    return report_start_failure(kProgram, status.error());
+    return report_exit(kProgram, status.error());
   }
   int signal = 0;
   sigwait(&signals, &signal);

@@ -15,29 +15,37 @@ std::string exit_message(std::string_view program, const Error& error) {
 }
 
 int exit_code(const Error& error) {
-  const bool usage = error.code == ErrorCode::kConfig || error.code == ErrorCode::kInvalidArgument;
-  return usage ? kExitUsage : kExitFailure;
+  switch (error.code) {
+    case ErrorCode::kConfig:
+    case ErrorCode::kInvalidArgument:
+    case ErrorCode::kPayloadTooLarge:
+    // Of what an argument or a key names: a file, a model, a device.
+    case ErrorCode::kNotFound:
+    case ErrorCode::kUnsupported:
+    case ErrorCode::kCorruptData:
+    case ErrorCode::kMismatch:
+      return kExitUsage;
+    case ErrorCode::kUnauthenticated:
+    case ErrorCode::kMethodNotAllowed:
+    case ErrorCode::kRequestTimeout:
+    case ErrorCode::kCancelled:
+    case ErrorCode::kQueueFull:
+    case ErrorCode::kDeadlineExceeded:
+    case ErrorCode::kUnavailable:
+    case ErrorCode::kResourceExhausted:
+    case ErrorCode::kTransport:
+    case ErrorCode::kIo:
+    case ErrorCode::kInternal:  // a defect may show in one start and not in the next
+    case ErrorCode::kDeviceLost:
+      return kExitFailure;
+  }
+  return kExitFailure;
 }
-
-namespace {
-
-void say(std::string_view program, const Error& error) {
-  std::fflush(stdout);
-  std::fprintf(stderr, "%s\n", exit_message(program, error).c_str());
-}
-
-}  // namespace
 
 int report_exit(std::string_view program, const Error& error) {
-  say(program, error);
+  std::fflush(stdout);
+  std::fprintf(stderr, "%s\n", exit_message(program, error).c_str());
   return exit_code(error);
-}
-
-int report_start_failure(std::string_view program, const Error& error) {
-  say(program, error);
-  // A defect may show in one start and not in the next.
-  const bool lasting = !error_traits(error.code).retryable && error.code != ErrorCode::kInternal;
-  return lasting ? kExitUsage : kExitFailure;
 }
 
 }  // namespace tandem

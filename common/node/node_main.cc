@@ -69,8 +69,7 @@ int run(const NodeMain& main, const ClusterConfig& config, const Flags& flags) {
   MetricsRegistry metrics;
   const sigset_t signals = end_signals();
   NodeProcess process(*spec, clock, log, metrics);
-  if (auto status = process.start(); !status)
-    return report_start_failure(main.binary, status.error());
+  if (auto status = process.start(); !status) return report_exit(main.binary, status.error());
   while (poll_signal(signals) == 0) {
     // Not a word more to the router than the end of the connection: it treats that as a node's
     // death, which fails everything over.

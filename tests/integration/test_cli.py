@@ -221,7 +221,7 @@ def test_ids_files_take_spaces_and_commas(text, tmp_path):
     (["tokenize", "/nowhere", "--text", "x"], 2, ["/nowhere", "MODEL"]),
     (["tokenize", CHAT_MODEL, "--file", "/nowhere"], 2, ["/nowhere"]),
     (["eval", "/nowhere", "--data", "x"], 2, ["/nowhere", "MODEL"]),
-    (["generate", GOLDEN / "llama3", "--prompt", "hello"], 1, ["tokenizer"]),
+    (["generate", GOLDEN / "llama3", "--prompt", "hello"], 2, ["tokenizer"]),
     (["tokenize", CHAT_MODEL], 2, []),
     (["eval", CHAT_MODEL, "--data", "/nowhere"], 2, ["/nowhere"]),
     (["up", "/nowhere.yaml"], 2, ["/nowhere.yaml"]),
@@ -287,7 +287,7 @@ def test_weights_that_are_no_numbers_are_told(tmp_path):
     for arguments in (["generate", tmp_path, "--ids", "5,6,7"], ["generate", tmp_path, "--ids", "5,6", "--logits", tmp_path / "l"],
                       ["eval", tmp_path, "--data", chats]):
         run = tandem(*arguments, check=False)
-        assert run.returncode == 1 and "are not numbers" in run.stderr, run.stderr
+        assert run.returncode == 2 and "are not numbers" in run.stderr, run.stderr
 
 
 def test_dummy_weights_need_only_a_config(tmp_path):

@@ -33,8 +33,7 @@ void add_status(CLI::App& app, CommandContext& context);
 void add_chat(CLI::App& app, CommandContext& context);
 void add_doctor(CLI::App& app, CommandContext& context);
 
-// Runs `command` and turns its error into one line on stderr and an exit code: 2 when an argument
-// or the configuration is wrong, 1 for everything else.
+// Runs `command` and turns its error into one line on stderr and an exit code (common/base/exit.h).
 void run(CommandContext& context, std::string_view name, const std::function<Status()>& command);
 
 // An error about the file or folder that an argument names: that it is not there or cannot be

@@ -170,18 +170,19 @@ TEST(ManualClock, MovesOnlyWhenTold) {
   EXPECT_DOUBLE_EQ(to_seconds(clock.now() - start), 1.5);
 }
 
-TEST(Exit, AStartThatCannotSucceedLaterIsAUsageError) {
+TEST(Exit, WhatWillBeTheSameTheNextTimeIsAUsageError) {
   const auto code = [](ErrorCode why) {
-    return report_start_failure("test", make_error(why, "expected in the output"));
+    return report_exit("test", make_error(why, "expected in the output"));
   };
   for (const ErrorCode lasting :
        {ErrorCode::kConfig, ErrorCode::kInvalidArgument, ErrorCode::kNotFound,
-        ErrorCode::kUnsupported, ErrorCode::kCorruptData, ErrorCode::kMismatch}) {
+        ErrorCode::kUnsupported, ErrorCode::kCorruptData, ErrorCode::kMismatch,
+        ErrorCode::kPayloadTooLarge}) {
     EXPECT_EQ(code(lasting), kExitUsage) << error_traits(lasting).label;
   }
   for (const ErrorCode passing :
        {ErrorCode::kIo, ErrorCode::kResourceExhausted, ErrorCode::kTransport, ErrorCode::kInternal,
-        ErrorCode::kDeviceLost, ErrorCode::kUnavailable}) {
+        ErrorCode::kDeviceLost, ErrorCode::kUnavailable, ErrorCode::kUnauthenticated}) {
     EXPECT_EQ(code(passing), kExitFailure) << error_traits(passing).label;
   }
 }
