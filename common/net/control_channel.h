@@ -82,6 +82,10 @@ class ControlServer {
 // the connection ends. Lives on `io`'s thread like ControlServer.
 class ControlClient {
  public:
+  struct Refusal {
+    std::string reason;    // the router's words where it was the router that refused
+    bool lasting = false;  // this node and this router never come together
+  };
   struct Callbacks {
     // A fresh Hello for each attempt; protocol_version, generation and authentication are filled
     // in.
@@ -89,8 +93,8 @@ class ControlClient {
     std::function<void(const control::Welcome&)> on_admitted;
     // An attempt ended before the router answered it; the next one comes by itself.
     std::function<void(const std::string& why)> on_unreachable = {};
-    // Refused: the reason is the router's. It is tried again later, since either side may change.
-    std::function<void(const std::string& reason)> on_refused;
+    // It is tried again later, since the router may be replaced.
+    std::function<void(const Refusal&)> on_refused;
     std::function<void(control::ToNode&&)> on_message;         // never Challenge or Welcome
     std::function<void(const Error& reason)> on_disconnected;  // after on_admitted only
   };

@@ -2,6 +2,7 @@
 #include <boost/asio/connect.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <optional>
 #include <random>
 
 #include "common/base/check.h"
@@ -142,15 +143,17 @@ class DialingClient final : public ControlClient,
 
   void on_challenge(const control::Challenge& challenge) {
     if (challenge.protocol_version() != kControlProtocolVersion) {
-      refusal_ = "the router speaks control protocol version " +
-                 std::to_string(challenge.protocol_version()) + ", this node " +
-                 std::to_string(kControlProtocolVersion) + "; run the same release on both";
-      connection_->close(make_error(ErrorCode::kMismatch, refusal_), "refused");
+      refuse({.reason = "the router speaks control protocol version " +
+                        std::to_string(challenge.protocol_version()) + ", this node " +
+                        std::to_string(kControlProtocolVersion) + "; run the same release on both",
+              .lasting = true},
+             ErrorCode::kMismatch, "refused");
       return;
     }
     if (challenge.authentication_required() && options_.shared_key.empty()) {
-      refusal_ = "the router asks for a shared key; set router.control.shared_key";
-      connection_->close(make_error(ErrorCode::kUnauthenticated, refusal_));
+      refuse({.reason = "the router asks for a shared key; set router.control.shared_key",
+              .lasting = true},
+             ErrorCode::kUnauthenticated);
       return;
     }
     control::ToRouter message;
@@ -167,16 +170,22 @@ class DialingClient final : public ControlClient,
 
   void on_welcome(const control::Welcome& welcome) {
     if (!welcome.admitted()) {
-      refusal_ = welcome.reason().empty() ? "the router gave no reason" : welcome.reason();
-      connection_->close(make_error(ErrorCode::kMismatch, refusal_));
+      refuse({.reason = welcome.reason().empty() ? "the router gave no reason" : welcome.reason(),
+              .lasting = welcome.lasting()},
+             ErrorCode::kMismatch);
       return;
     }
     phase_ = Phase::kAdmitted;
     failures_ = 0;
-    refusal_.clear();
+    refusal_.reset();
     connection_->admit();
     deps_.log.info("router_joined", {{"router", connection_->remote()}});
     callbacks_.on_admitted(welcome);
+  }
+
+  void refuse(Refusal refusal, ErrorCode code, std::string_view label = {}) {
+    refusal_ = std::move(refusal);
+    connection_->close(make_error(code, refusal_->reason), label);
   }
 
   void reject(const std::string& what, std::string_view label) {
@@ -192,9 +201,10 @@ class DialingClient final : public ControlClient,
       deps_.log.warning("router_lost", reason);
       schedule();
       callbacks_.on_disconnected(reason);
-    } else if (!refusal_.empty()) {
-      const std::string refusal = std::exchange(refusal_, {});
-      deps_.log.error("router_refused_node", {{"reason", refusal}});
+    } else if (refusal_) {
+      const Refusal refusal = *std::exchange(refusal_, std::nullopt);
+      deps_.log.error("router_refused_node",
+                      {{"reason", refusal.reason}, {"lasting", refusal.lasting}});
       failures_ = 100;  // not soon: somebody has to change something first
       schedule();
       if (callbacks_.on_refused) callbacks_.on_refused(refusal);
@@ -249,7 +259,7 @@ class DialingClient final : public ControlClient,
   Phase phase_ = Phase::kWaiting;
   uint64_t attempt_ = 0;  // handlers of an earlier one are ignored
   uint32_t failures_ = 0;
-  std::string refusal_;
+  std::optional<Refusal> refusal_;  // of this attempt, until its connection has closed
   bool stopped_ = false;
 };
 

@@ -136,6 +136,7 @@ class TcpControlServer final : public ControlServer {
       welcome = callbacks_.on_hello(id, hello, remote);
     } else {
       welcome.set_reason(good.error().detail);
+      welcome.set_lasting(true);
       if (good.error().code == ErrorCode::kUnauthenticated) label = "unauthenticated";
     }
     // The callback may have closed any session, this one included.

@@ -58,10 +58,11 @@ void NodeHealth::passed_self_test() {
   change([](State& s) { s.self_test_passed = true; });
 }
 
-void NodeHealth::registration(Registration now, std::string reason) {
+void NodeHealth::registration(Registration now, std::string reason, bool lasting) {
   change([&](State& s) {
     s.registration = now;
     s.reason = std::move(reason);
+    s.lasting = lasting;
   });
 }
 
@@ -93,6 +94,7 @@ std::string NodeHealth::status_json() const {
   append_member(out, "address", who_.router);
   append_member(out, "state", kRegistrationNames[static_cast<size_t>(now.registration)]);
   append_member(out, "reason", now.reason);
+  out += now.lasting ? ",\"lasting\":true" : ",\"lasting\":false";
   return out + "}}\n";
 }
 

@@ -27,8 +27,9 @@ class NodeHealth {
   NodeHealth(const Clock& clock, MetricsRegistry& metrics, Who who);
 
   void passed_self_test();
-  // `reason` says why not, in the router's or the system's words.
-  void registration(Registration now, std::string reason = {});
+  // `reason` says why not, in the router's or the system's words; `lasting`: of kRefused, that it
+  // stays so (ControlClient::Refusal).
+  void registration(Registration now, std::string reason = {}, bool lasting = false);
   void draining();
   void ticked();
 
@@ -42,6 +43,7 @@ class NodeHealth {
     bool draining = false;
     Registration registration = Registration::kNotYet;
     std::string reason;
+    bool lasting = false;
   };
   [[nodiscard]] State state() const;
   template <typename Change>

@@ -346,10 +346,11 @@ Status NodeProcess::State::dial() {
                            health.registration(Registration::kUnreachable, why);
                          },
                      .on_refused =
-                         [this](const std::string& reason) {
+                         [this](const ControlClient::Refusal& refusal) {
                            refusals.add();
-                           health.registration(Registration::kRefused, reason);
-                           log.warning("router_refused_this_node", {{"reason", reason}});
+                           health.registration(Registration::kRefused, refusal.reason,
+                                               refusal.lasting);
+                           log.warning("router_refused_this_node", {{"reason", refusal.reason}});
                          },
                      .on_message = [this](control::ToNode&& m) { scheduler->on_message(m); },
                      .on_disconnected = [this](const Error& reason) { disconnected(reason); }},

@@ -168,7 +168,10 @@ class Dispatcher::Impl {
   void record(Node& node, Outcome outcome);
 
   // dispatcher_nodes.cc
-  [[nodiscard]] std::string refusal(const control::Hello& hello) const;
+  // Why a node cannot join: by what it is and what this router serves, and by the other nodes.
+  // Empty when it can.
+  [[nodiscard]] std::string lasting_refusal(const control::Hello& hello) const;
+  [[nodiscard]] std::string present_refusal(const control::Hello& hello) const;
   void sweep_nodes(TimePoint now);
   // Gives up a node that may still run: nothing more is heard from this connection of it.
   void fence(NodeHandle handle, const std::string& why);

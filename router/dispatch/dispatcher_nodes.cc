@@ -30,7 +30,7 @@ Request* Dispatcher::Impl::request(uint64_t id) {
   return it == requests_.end() ? nullptr : it->second.get();
 }
 
-std::string Dispatcher::Impl::refusal(const control::Hello& hello) const {
+std::string Dispatcher::Impl::lasting_refusal(const control::Hello& hello) const {
   if (hello.protocol_version() != proto::kControlVersion) {
     return fmt::format("{} speaks control protocol {}, this router {}: run the same Tandem version",
                        hello.node_id(), hello.protocol_version(), proto::kControlVersion);
@@ -40,9 +40,6 @@ std::string Dispatcher::Impl::refusal(const control::Hello& hello) const {
   }
   if (hello.node_id().empty()) return "the node has no name: set its `name` in the config";
   if (hello.generation() == 0) return hello.node_id() + " sends no generation";
-  if (!hello.self_test_passed()) {
-    return hello.node_id() + " has not passed its KV loopback self-test: see its own log";
-  }
   if (hello.max_context() == 0 || hello.kv_blocks() == 0) {
     return fmt::format("{} has room for nothing (context {}, {} KV blocks): raise kv.memory",
                        hello.node_id(), hello.max_context(), hello.kv_blocks());
@@ -56,7 +53,13 @@ std::string Dispatcher::Impl::refusal(const control::Hello& hello) const {
     own.mutable_compatibility()->set_tokenizer_hash(options_.tokenizer_hash);
   }
   if (options_.vocab != 0) own.set_vocab_size(options_.vocab);
-  if (std::string text = difference(hello, own, "the router"); !text.empty()) return text;
+  return difference(hello, own, "the router");
+}
+
+std::string Dispatcher::Impl::present_refusal(const control::Hello& hello) const {
+  if (!hello.self_test_passed()) {
+    return hello.node_id() + " has not passed its KV loopback self-test: see its own log";
+  }
   for (const auto& [handle, other] : nodes_) {
     if (other->id() == hello.node_id()) continue;
     if (std::string text = difference(hello, other->hello, other->id()); !text.empty()) return text;
@@ -70,7 +73,9 @@ control::Welcome Dispatcher::Impl::on_node_connected(NodeHandle handle,
   control::Welcome welcome;
   welcome.set_router_generation(options_.generation);
   welcome.set_heartbeat_ms(options_.heartbeat_ms);
-  std::string reason = refusal(hello);
+  std::string reason = lasting_refusal(hello);
+  welcome.set_lasting(!reason.empty());
+  if (reason.empty()) reason = present_refusal(hello);
   NodeHandle replaced;
   for (const auto& [other_handle, other] : nodes_) {
     if (!reason.empty() || other->id() != hello.node_id()) continue;

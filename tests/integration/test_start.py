@@ -14,6 +14,9 @@ import harness
 from harness import PROMPT, SLOWDOWN, is_alive, metric, tandem, wait_until
 
 
+OTHER_MODEL = harness.ROOT / "models/chat-6m-draft"
+
+
 def up(cluster, *arguments, **kwargs):
     return tandem("up", cluster.config_path, "--run-dir", cluster.run_dir, *arguments, env=cluster.env, check=False, **kwargs)
 
@@ -187,15 +190,37 @@ def test_why_the_router_refuses_a_node_is_the_reason_of_a_start_that_times_out(c
     assert "k8v4" in line and str(control_of(cluster)) in line, run.stderr
 
 
+@pytest.mark.parametrize("detach", [True, False])
+def test_a_node_that_is_refused_for_good_ends_up_at_once(detach, cluster, tmp_path):
+    """A model is loaded once: no waiting makes it the router's."""
+    nodes = nodes_only(tmp_path, control_of(cluster), model={"path": str(OTHER_MODEL)})
+    begin = time.monotonic()
+    run = up(nodes, "--timeout", 1000 * SLOWDOWN, *["--detach"] * detach)
+    assert time.monotonic() - begin < 60 * SLOWDOWN and run.returncode == 2, run.stderr
+    last = run.stderr.strip().splitlines()[-1]
+    assert last.startswith("tandem up: stranger refused by the router at ") and "the same model files" in last, run.stderr
+    assert "stopped" in run.stderr and "goes on trying" not in run.stderr and nodes.state() is None
+
+
 def test_a_wrong_shared_key_is_told_by_up(start, tmp_path):
     guarded = start({"prefill": [], "decode": [], "router": {"control": {"shared_key": "correct-horse"}}})
     for key, words in (("wrong-battery", "key"), (None, "shared key")):
         control = {"shared_key": key} if key else {}
-        run = Detached(nodes_only(tmp_path / str(key), control_of(guarded), router={"control": control}))
-        line = next(line for line in run.process.stderr if "refused" in line)
-        run.process.send_signal(signal.SIGTERM)
-        code, rest = run.end()
-        assert code == 143 and "stranger" in line and words in line and "battery" not in line and "horse" not in line + rest
+        run = up(nodes_only(tmp_path / f"{len(words)}", control_of(guarded), router={"control": control}))
+        last = run.stderr.strip().splitlines()[-1]
+        assert run.returncode == 2 and "stranger" in last and words in last
+        assert "battery" not in run.stderr and "horse" not in run.stderr
+
+
+def test_a_node_that_was_let_go_to_wait_goes_on_trying_whatever_its_router_says(reserved_port, tmp_path):
+    nodes = nodes_only(tmp_path / "nodes", reserved_port, model={"path": str(OTHER_MODEL)})
+    try:
+        assert up(nodes, "--detach").returncode == 0
+        with harness.Cluster(tmp_path / "router", {"prefill": [], "decode": [], "router": {"control": {"port": reserved_port}}}):
+            wait_until(lambda: "it goes on trying" in (nodes.run_dir / "supervisor.log").read_text(), 30, "a refusal")
+            assert nodes.state()["processes"][0]["state"] == "starting" and is_alive(nodes.pid("stranger"))
+    finally:
+        tandem("down", "--run-dir", nodes.run_dir)
 
 
 def test_nodes_alone_wait_for_a_router_that_is_not_there_yet(reserved_port, tmp_path):

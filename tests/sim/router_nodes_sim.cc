@@ -23,6 +23,24 @@ TEST(Nodes, AMismatchIsRefusedInPlainWords) {  // failures.md 17, 26
   EXPECT_EQ(c.dispatcher->snapshot()->nodes.size(), 2U);
 }
 
+TEST(Nodes, ARefusalLastsUnlessOtherNodesAreTheReason) {
+  Pair c;
+  FakeNode tiny(c, kDecode, "decode-1");
+  tiny.options.kv_blocks = 0;
+  control::Welcome welcome = tiny.connect();
+  EXPECT_FALSE(welcome.admitted());
+  EXPECT_TRUE(welcome.lasting()) << welcome.reason();
+  FakeNode other(c, kDecode, "decode-2");
+  other.hello.mutable_compatibility()->set_kv_format("int4");
+  FakeNode twin(c, kDecode, "decode-0");
+  for (FakeNode* node : {&other, &twin}) {
+    welcome = node->connect();
+    EXPECT_FALSE(welcome.admitted());
+    EXPECT_FALSE(welcome.lasting()) << welcome.reason();
+  }
+  EXPECT_FALSE(FakeNode(c, kDecode, "decode-3").connect().lasting());
+}
+
 TEST(Nodes, ASecondHolderOfANameWaitsUntilTheFirstIsQuiet) {
   Pair c;
   FakeNode twin(c, kDecode, "decode-0");

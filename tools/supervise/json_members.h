@@ -18,4 +18,9 @@ inline int64_t number_of(const boost::json::object& object, const char* key) {
   return value != nullptr && value->is_int64() ? value->get_int64() : 0;
 }
 
+inline bool flag_of(const boost::json::object& object, const char* key) {
+  const boost::json::value* value = object.if_contains(key);
+  return value != nullptr && value->is_bool() && value->get_bool();
+}
+
 }  // namespace tandem::supervise

@@ -18,6 +18,7 @@ Result<NodeReport> ask_node(client::HttpFetcher& node) {
   report.router = text_of(router->get_object(), "address");
   report.registration = text_of(router->get_object(), "state");
   report.reason = text_of(router->get_object(), "reason");
+  report.lasting = flag_of(router->get_object(), "lasting");
   return report;
 }
 

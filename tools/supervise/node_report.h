@@ -16,6 +16,7 @@ struct NodeReport {
   std::string router;        // host:port that it dials
   std::string registration;  // connecting, unreachable, refused, registered
   std::string reason;        // of unreachable and refused, in the system's or the router's words
+  bool lasting = false;      // of refused: waiting does not change it
 
   [[nodiscard]] bool ready() const { return state == "ready"; }
   [[nodiscard]] bool unreachable() const { return registration == "unreachable"; }

@@ -111,6 +111,7 @@ struct Supervisor::State {
   [[nodiscard]] bool router_ready(Role& role);
   [[nodiscard]] bool node_ready(Role& role);
   [[nodiscard]] bool waits_elsewhere(const Role& role) const;
+  [[nodiscard]] bool refused_for_good(const Role& role) const;
   [[nodiscard]] bool settled(const Role& role) const;
   [[nodiscard]] Ready readiness();
   [[nodiscard]] Error not_ready_in_time() const;
@@ -269,6 +270,7 @@ bool Supervisor::State::node_ready(Role& role) {
   if (now.unreachable() && !before.unreachable()) role.unreachable_since = clock.now();
   // The router of this file starts meanwhile: that it cannot be reached yet is no news.
   const bool told = before.registration == now.registration && before.reason == now.reason;
+  if (refused_for_good(role)) return false;  // the end, and its reason
   if (!told && (now.refused() || (now.unreachable() && role.remote))) {
     progress(role, describe(now) + "; it goes on trying");
   }
@@ -290,6 +292,11 @@ void Supervisor::State::check_ready(Role& role) {
 
 bool Supervisor::State::waits_elsewhere(const Role& role) const {
   return role.state == RoleState::kStarting && role.remote && role.report.unreachable();
+}
+
+// As with a role that cannot start: what has run, or has been let go to wait, goes on trying.
+bool Supervisor::State::refused_for_good(const Role& role) const {
+  return !announced && !role.was_ready && role.report.refused() && role.report.lasting;
 }
 
 bool Supervisor::State::settled(const Role& role) const {
@@ -335,7 +342,9 @@ Status Supervisor::State::advance(Role& role) {
     }
     case RoleState::kStarting:
       check_ready(role);
-      return {};
+      if (!refused_for_good(role)) return {};
+      return fail(ErrorCode::kConfig,
+                  role.name + " " + describe(role.report) + "; its log is " + log_of(role));
     case RoleState::kPausing:
       return clock.now() < role.next_start ? Status() : start(role);
     case RoleState::kReady:

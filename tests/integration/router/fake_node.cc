@@ -149,9 +149,9 @@ FakeNode::FakeNode(uint16_t control_port, FakeNodeOptions options, const Clock& 
             i.heartbeat();
           },
       .on_refused =
-          [&i](const std::string& reason) {
+          [&i](const ControlClient::Refusal& refusal) {
             std::lock_guard lock(i.mutex);
-            i.refusal = reason;
+            i.refusal = refusal.reason;
           },
       .on_message = [&i](control::ToNode&& message) { i.on_message(std::move(message)); },
       .on_disconnected = [&i](const Error&) { i.admitted = false; },

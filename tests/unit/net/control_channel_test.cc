@@ -85,6 +85,8 @@ class ControlChannel : public ::testing::Test {
       events_.add("hello " + hello.node_id());
       control::Welcome welcome;
       welcome.set_admitted(hello.node_id() != "unwanted");
+      welcome.set_lasting(hello.node_id() == "wrong");
+      if (welcome.lasting()) welcome.set_admitted(false);
       if (!welcome.admitted()) welcome.set_reason("kv_format int8 differs from bf16");
       if (welcome.admitted()) session_ = id;
       return welcome;
@@ -111,7 +113,9 @@ class ControlChannel : public ::testing::Test {
     callbacks.on_admitted = [this](const control::Welcome& welcome) {
       events_.add("admitted by " + std::to_string(welcome.router_generation()));
     };
-    callbacks.on_refused = [this](const std::string& reason) { events_.add("refused " + reason); };
+    callbacks.on_refused = [this](const ControlClient::Refusal& refusal) {
+      events_.add((refusal.lasting ? "refused for good " : "refused ") + refusal.reason);
+    };
     callbacks.on_message = [this](control::ToNode&& message) {
       events_.add("to_node " + std::to_string(message.message_case()));
     };
@@ -247,9 +251,9 @@ TEST_F(ControlChannel, ASharedKeyLetsInWhoKnowsItAndNobodyElse) {
   ControlOptions wrong_key;
   wrong_key.shared_key = "Secret";
   on_loop([&] { start_client(wrong_key, "n2"); });
-  EXPECT_TRUE(events_.wait_for("refused the shared key differs"));
+  EXPECT_TRUE(events_.wait_for("refused for good the shared key differs"));
   on_loop([&] { start_client({}, "n3"); });
-  EXPECT_TRUE(events_.wait_for("refused the router asks for a shared key"));
+  EXPECT_TRUE(events_.wait_for("refused for good the router asks for a shared key"));
   EXPECT_EQ(events_.count("hello"), 1u);
   EXPECT_EQ(rejected("unauthenticated"), 1);
 }
@@ -288,6 +292,13 @@ TEST_F(ControlChannel, AReplayedProofIsWorthless) {
   EXPECT_FALSE(answer.welcome().admitted());
   EXPECT_THAT(answer.welcome().reason(), HasSubstr("shared key differs"));
   EXPECT_EQ(events_.count("hello"), 1u);
+}
+
+TEST_F(ControlChannel, ANodeLearnsWhetherARefusalLasts) {
+  start_server({});
+  start_client({}, "wrong");
+  io_.start();
+  EXPECT_TRUE(events_.wait_for("refused for good kv_format"));
 }
 
 TEST_F(ControlChannel, ARefusalReachesTheNodeInPlainWords) {
