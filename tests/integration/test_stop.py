@@ -6,6 +6,7 @@ import pty
 import signal
 import subprocess
 import threading
+import time
 
 import pytest
 
@@ -84,6 +85,27 @@ def test_a_second_signal_to_the_supervisor_still_tells_clients(first, second, st
     last = list(stream.events())[-1]
     assert not stream.done and last["error"]["code"] == "unavailable", last
     assert cluster.process.wait(20 * SLOWDOWN) == 0
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_third_signal_to_the_supervisor_ends_everything_at_once(sent, tmp_path):
+    cluster = harness.Cluster(tmp_path, {"router": {"drain_timeout": "1h"}, "decode": [{"threads": 1, "drain_timeout": "1h"}]})
+    cluster.launch()
+    cluster.wait_ready()
+    roles = {name: cluster.pid(name) for name in ("router", "prefill-0", "decode-0")}
+    for pid in roles.values():
+        os.kill(pid, signal.SIGSTOP)  # takes no signal any more
+    log = cluster.folder / "up.log"
+    cluster.process.send_signal(sent)
+    for words in ("cutting the drain short", "killing what is left"):
+        time.sleep(0.2)  # equal signals that nobody has taken yet are one
+        cluster.process.send_signal(sent)
+        wait_until(lambda: words in log.read_text(), 20, words)
+    assert cluster.process.wait(20 * SLOWDOWN) == 0
+    cluster.log.close()
+    assert log.read_text().count("signal 9") == 3, log.read_text()
+    assert not any(map(is_alive, roles.values()))
+    assert not list(cluster.run_dir.glob("*.json"))
 
 
 def test_down_stops_a_detached_cluster(tmp_path):

@@ -38,6 +38,9 @@ constexpr Duration kAfterDrain = seconds(5);  // from the end of a role's drain 
 // How long a router elsewhere may be out of reach before its nodes are left to wait for it.
 constexpr Duration kPatience = seconds(5);
 
+// How much time the signals that have come leave to what stops.
+enum class Haste : uint8_t { kDrain, kHurry, kKill };
+
 enum class RoleState : uint8_t { kWaiting, kStarting, kReady, kPausing, kStopped };
 
 constexpr std::array<const char*, 5> kStateNames{"waiting", "starting", "ready", "restarting",
@@ -89,7 +92,7 @@ struct Supervisor::State {
   bool stopping = false;
   int interrupted_by = 0;                   // the signal, if it came before the announcement
   const bool on_terminal = has_terminal();  // asked before it may be gone; else nohup
-  bool hurry = false;                       // a second signal has come
+  Haste haste = Haste::kDrain;
 
   State(const ClusterConfig& c, const Environment& e, SupervisorOptions o, Callbacks cb,
         const Clock& k)
@@ -101,6 +104,7 @@ struct Supervisor::State {
   void progress(const Role& role, const std::string& what) const;
   void write_state_file() const;
   void wait_for_signal(Duration timeout);
+  void make_haste();
   void reap();
   Status start(Role& role);
   Status advance(Role& role);
@@ -180,11 +184,20 @@ void Supervisor::State::wait_for_signal(Duration timeout) {
   const timespec wait{.tv_sec = whole.count(), .tv_nsec = (timeout - whole).count()};
   const int signal = ::sigtimedwait(&set, nullptr, &wait);
   if (signal == SIGINT || signal == SIGTERM || (signal == SIGHUP && on_terminal)) {
-    hurry = hurry || (stopping && signal != SIGHUP);
+    if (stopping && signal != SIGHUP) make_haste();
     if (!stopping && !announced) interrupted_by = signal;
     stopping = true;
   }
   reap();
+}
+
+void Supervisor::State::make_haste() {
+  if (haste == Haste::kKill) return;
+  const bool again = haste == Haste::kHurry;
+  haste = again ? Haste::kKill : Haste::kHurry;
+  if (!callbacks.progress) return;
+  callbacks.progress(again ? "killing what is left"
+                           : "cutting the drain short; another signal kills what is left");
 }
 
 void Supervisor::State::reap() {
@@ -431,7 +444,8 @@ Duration Supervisor::State::drain_limit(bool routers) const {
   return longest;
 }
 
-// SIGTERM, another one when there is hurry, and SIGKILL for what is left after the time for either.
+// SIGTERM, another one when there is hurry, and SIGKILL for what is left after the time for either
+// or when there is to be none.
 void Supervisor::State::stop_roles(bool routers) {
   const auto left = [&] {
     return std::any_of(roles.begin(), roles.end(), [&](const Role& role) {
@@ -454,12 +468,12 @@ void Supervisor::State::stop_roles(bool routers) {
   bool hurried = false;
   bool killed = false;
   while (left()) {
-    if (hurry && !hurried) {  // a router then tells its clients that it goes
+    if (haste != Haste::kDrain && !hurried) {  // a router then tells its clients that it goes
       signal_all(SIGTERM);
       deadline = std::min(deadline, clock.now() + kAfterDrain);
       hurried = true;
     }
-    if (!killed && clock.now() > deadline) {
+    if (!killed && (haste == Haste::kKill || clock.now() > deadline)) {
       signal_all(SIGKILL);
       killed = true;
     }

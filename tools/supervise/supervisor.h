@@ -35,7 +35,7 @@ struct Ready {
 // run() blocks its thread until SIGINT, SIGTERM or, on a terminal, SIGHUP; that thread forks all
 // children and must live as long as they do: the kernel sends them SIGTERM when it dies. These
 // signals and SIGCHLD must be blocked in every thread (block_signals() before any is started). A
-// second SIGINT or SIGTERM cuts drains short.
+// second SIGINT or SIGTERM cuts drains short, a third one kills what is left.
 class Supervisor {
  public:
   struct Callbacks {
