@@ -170,9 +170,21 @@ struct CardMonitor::Impl {
 
   // What a link of its generation carries one way, in MB/s; 0: unknown.
   uint64_t by_generation(nvmlDevice_t device, unsigned link) const {
-    constexpr std::array<uint64_t, 6> kSpeeds{0, 20'000, 25'000, 25'000, 26'562, 53'125};
-    const auto version = ask<unsigned>(api.nvmlDeviceGetNvLinkVersion, device, link).value_or(0);
-    return version < kSpeeds.size() ? kSpeeds[version] : 0;
+    switch (ask<unsigned>(api.nvmlDeviceGetNvLinkVersion, device, link)
+                .value_or(NVML_NVLINK_VERSION_INVALID)) {
+      case NVML_NVLINK_VERSION_1_0:
+        return 20'000;
+      case NVML_NVLINK_VERSION_2_0:
+      case NVML_NVLINK_VERSION_2_2:
+      case NVML_NVLINK_VERSION_3_0:
+      case NVML_NVLINK_VERSION_3_1:
+        return 25'000;
+      case NVML_NVLINK_VERSION_4_0:
+        return 26'562;
+      case NVML_NVLINK_VERSION_5_0:
+        return 53'125;
+    }
+    return 0;
   }
 
   std::vector<NvLink> nvlinks(nvmlDevice_t device) const {

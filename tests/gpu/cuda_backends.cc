@@ -33,7 +33,8 @@ std::vector<Backend> backends() {
     return create_cuda(model, limits);
   };
   b.types = {DType::kBf16};
-  b.formats = {kv::KvFormat::kBf16, kv::KvFormat::kInt8, kv::KvFormat::kK8V4, kv::KvFormat::kInt4};
+  b.formats = {kv::KvFormat::kBf16, kv::KvFormat::kFp8E4M3, kv::KvFormat::kInt8,
+               kv::KvFormat::kK8V4, kv::KvFormat::kInt4};
   b.fast = true;
   // Other shapes of matrix products add up in another order, and activations are bf16.
   b.chunk_tolerance = 2e-2;

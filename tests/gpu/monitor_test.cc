@@ -48,6 +48,10 @@ TEST_F(Monitor, TellsWhatNvidiaSmiTells) {
               card->power_limit_watts.value_or(0), 1);
   EXPECT_GT(card->power_watts.value_or(0), 1);
   const LinkState links = link_state(*card);
+  const std::string speed =
+      line_of("nvidia-smi nvlink --status -i " + card->uuid +
+              " | awk '/GB\\/s/ {sum += $3} END {printf \"%d\", sum * 1000}'");
+  EXPECT_NEAR(std::stod(speed) * 1e6, static_cast<double>(links.bytes_per_second), 1e9) << speed;
   std::printf(
       "%u of %u NVLinks, %.1f GB/s, replays %llu; PCIe gen %u x%u; SM %llu MHz; %zu processes\n",
       links.active, links.links, static_cast<double>(links.bytes_per_second) / 1e9,

@@ -69,7 +69,7 @@ nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link,
   return NVML_SUCCESS;
 }
 nvmlReturn_t nvmlDeviceGetNvLinkVersion(nvmlDevice_t, unsigned, unsigned* version) {
-  *version = 4;
+  *version = NVML_NVLINK_VERSION_4_0;
   return NVML_SUCCESS;
 }
 nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t, unsigned link,
