@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <span>
+#include <vector>
 
 #include "common/cuda/device.h"
 #include "common/engine/cuda/cuda_ops.h"
@@ -95,6 +98,51 @@ TEST_F(CudaMemory, WhatDoesNotFitIsRefusedBeforeAWeightIsRead) {
   ASSERT_FALSE(l.ops);
   for (const char* part : {"weights", "activations", "workspace", "logits", "1073741824 blocks"})
     EXPECT_NE(l.error.find(part), std::string::npos) << l.error;
+}
+
+// What a CPU tail and transports through the host do with pages: scattered pieces out and back in,
+// waited for and enqueued, tails included.
+TEST_F(CudaMemory, PagesAndTailsComeBackAsTheyWere) {
+  Loaded l = load();
+  ASSERT_TRUE(l.ops);
+  kv::KvLayout layout = l.layout;
+  layout.format = kv::KvFormat::kInt4;
+  ASSERT_TRUE(layout.needs_tail());
+  const auto memory = l.ops->create_kv_memory(layout, 64, 4);
+  ASSERT_TRUE(memory) << memory.error().to_string();
+  ASSERT_EQ((*memory)->device(), "cuda:0");
+  const size_t piece = (*memory)->tail_bytes() / 256;
+  auto there = (*memory)->host_buffer(64 * piece);
+  auto back = (*memory)->host_buffer(64 * piece);
+  ASSERT_TRUE(there && back);
+  const std::span<std::byte> sent = (*there)->bytes();
+  for (size_t i = 0; i < sent.size(); ++i) sent[i] = static_cast<std::byte>(i * 131 >> 3);
+  std::vector<kv::PageMemory::Piece> in;
+  std::vector<kv::PageMemory::Piece> out;
+  const size_t whole = ((*memory)->bytes() - (*memory)->tail_bytes()) / piece;
+  for (size_t i = 0; i < 64; ++i) {
+    const size_t at = i * 7 % whole;  // scattered, none twice
+    std::byte* page =
+        i < 60 ? (*memory)->pages() + at * piece : (*memory)->tails() + (63 - i) * 64 * piece;
+    in.push_back({page, sent.data() + i * piece, piece});
+    out.push_back({page, (*back)->bytes().data() + i * piece, piece});
+  }
+  ASSERT_GE(whole, 7 * 60U);
+  ASSERT_TRUE((*memory)->from_host(in));
+  ASSERT_TRUE((*memory)->to_host(out));
+  EXPECT_TRUE(std::ranges::equal(sent, (*back)->bytes()));
+
+  std::ranges::reverse(sent);
+  const auto in_ticket = (*memory)->start_from_host(in);
+  const auto out_ticket = (*memory)->start_to_host(out);
+  ASSERT_TRUE(in_ticket && out_ticket);
+  EXPECT_LT(*in_ticket, *out_ticket);
+  for (;;) {
+    const auto done = (*memory)->done(*out_ticket);
+    ASSERT_TRUE(done) << done.error().to_string();
+    if (*done) break;
+  }
+  EXPECT_TRUE(std::ranges::equal(sent, (*back)->bytes()));
 }
 
 }  // namespace
