@@ -12,8 +12,8 @@ endif()
 # Libraries of which the sanitizer presets compile several files as one: those that spend their time in Boost's headers. Two files
 # of one of these must not give different things the same name.
 set(TANDEM_UNITY_LIBRARIES
-    tandem_base tandem_config tandem_http_fetch tandem_model tandem_net tandem_obs tandem_router_api tandem_router_cluster
-    tandem_router_dispatch tandem_router_http tandem_router_stream tandem_supervise tandem_text)
+    tandem_base tandem_client tandem_config tandem_model tandem_net tandem_obs tandem_router_api tandem_router_cluster
+    tandem_router_dispatch tandem_router_http tandem_router_stream tandem_run_dir tandem_supervise tandem_text)
 
 # tandem_library(NAME SOURCES a.cc ... [DEPS ...] [PRIVATE_DEPS ...])
 # One folder is one target; includes are relative to the repository root. Sources may be .cu where TANDEM_HAVE_CUDA is set.

@@ -41,7 +41,10 @@ ALLOWED = {
     "decode_node": NODE,
     # Never engine, kernels or CUDA: the router runs on machines without accelerators.
     "router": BASE + LEVEL1 + LEVEL2,
-    "tools": NODE + ["common/preflight", "kernels"],
+    "tools": NODE + ["common/preflight", "kernels", "tools/run_dir", "tools/client", "tools/supervise"],
+    "tools/run_dir": BASE + LEVEL1,
+    "tools/client": BASE + LEVEL1 + ["common/net", "tools/run_dir"],
+    "tools/supervise": BASE + LEVEL1 + ["tools/run_dir", "tools/client"],
 }
 SOURCE_SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
 MAX_LINES = 600

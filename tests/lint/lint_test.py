@@ -43,6 +43,15 @@ class Lint(unittest.TestCase):
         self.expect({"decode_node/a.h": self.header, "prefill_node/b.cc": '#include "decode_node/a.h"\n'},
                     "prefill_node must not include decode_node")
 
+    def test_the_run_directory_the_client_and_the_supervisor_depend_one_way(self):
+        folders = ("run_dir", "client", "supervise")
+        headers = {f"tools/{folder}/a.h": self.header for folder in folders}
+        for number, folder in enumerate(folders):
+            for other in folders[:number]:
+                self.expect({**headers, f"tools/{folder}/b.cc": f'#include "tools/{other}/a.h"\n'})
+                self.expect({**headers, f"tools/{other}/b.cc": f'#include "tools/{folder}/a.h"\n'},
+                            f"tools/{other} must not include tools/{folder}")
+
     def test_kernels_see_base_and_kv_only(self):
         self.expect({"common/kv/a.h": self.header, "common/model/a.h": self.header,
                      "kernels/cpu/b.cc": '#include "common/kv/a.h"\n#include "common/model/a.h"\n'},

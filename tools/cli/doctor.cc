@@ -9,7 +9,7 @@
 #include "common/preflight/judge.h"
 #include "tools/cli/command.h"
 #include "tools/doctor/collect.h"
-#include "tools/supervise/run_dir.h"
+#include "tools/run_dir/run_dir.h"
 #include "tools/version.h"
 
 namespace tandem::cli {
@@ -60,8 +60,8 @@ Status doctor(const Flags& flags, CommandContext& context) {
     auto loaded = load_cluster_file(flags.config, context.environment);
     if (loaded) {
       file = std::move(*loaded);
-      supervisor = supervise::supervisor_of(
-          flags.run_dir.empty() ? supervise::default_run_dir(context.environment) : flags.run_dir,
+      supervisor = rundir::supervisor_of(
+          flags.run_dir.empty() ? rundir::default_run_dir(context.environment) : flags.run_dir,
           flags.config);
       of_file =
           preflight::judge(*file, preflight::read_machine(file->config), context.clock,

@@ -9,8 +9,8 @@
 #include "tools/cli/command.h"
 #include "tools/cli/status_text.h"
 #include "tools/client/server_flags.h"
+#include "tools/run_dir/run_dir.h"
 #include "tools/supervise/box_status.h"
-#include "tools/supervise/run_dir.h"
 
 namespace tandem::cli {
 namespace {
@@ -24,10 +24,10 @@ struct StatusFlags {
 };
 
 // What runs here, unless the flags name another cluster or nothing does.
-std::optional<supervise::SupervisorState> state_here(const std::string& run_dir,
-                                                     const StatusFlags& flags) {
-  if (!flags.server.url.empty() || !supervise::lock_holder(run_dir)) return std::nullopt;
-  return supervise::read_state(run_dir);
+std::optional<rundir::SupervisorState> state_here(const std::string& run_dir,
+                                                  const StatusFlags& flags) {
+  if (!flags.server.url.empty() || !rundir::lock_holder(run_dir)) return std::nullopt;
+  return rundir::read_state(run_dir);
 }
 
 // A box whose router is elsewhere: its nodes tell.
@@ -39,7 +39,7 @@ void nodes_status(const StatusFlags& flags, const supervise::BoxStatus& box,
 }
 
 Status status(const StatusFlags& flags, CommandContext& context) {
-  const std::string run_dir = supervise::resolve_run_dir(flags.server.run_dir, context.environment);
+  const std::string run_dir = rundir::resolve_run_dir(flags.server.run_dir, context.environment);
   const auto here = state_here(run_dir, flags);
   if (here && !here->has_router() && !flags.url_only) {
     nodes_status(flags, supervise::box_status(run_dir, *here), context);

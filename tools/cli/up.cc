@@ -17,9 +17,9 @@
 #include "common/preflight/judge.h"
 #include "tools/cli/command.h"
 #include "tools/number_flag.h"
+#include "tools/run_dir/leftovers.h"
+#include "tools/run_dir/run_dir.h"
 #include "tools/supervise/detach.h"
-#include "tools/supervise/leftovers.h"
-#include "tools/supervise/run_dir.h"
 #include "tools/supervise/supervisor.h"
 
 namespace tandem::cli {
@@ -92,8 +92,7 @@ void redirect(const char* path, int flags, int target) {
 
 // Runs in the process that outlives the command.
 [[noreturn]] void detached(const UpFlags& flags, const ClusterConfig& config,
-                           const CommandContext& context, const supervise::RunDirLock& lock,
-                           Fd pipe) {
+                           const CommandContext& context, const rundir::RunDirLock& lock, Fd pipe) {
   ::setsid();
   redirect("/dev/null", O_RDONLY, STDIN_FILENO);
   const std::string log = flags.run_dir + "/supervisor.log";
@@ -128,9 +127,9 @@ Status check(const ClusterFile& file, const Clock& clock) {
 Status up(UpFlags flags, CommandContext& context) {
   TANDEM_ASSIGN(const ClusterFile file, load_cluster_file(flags.config, context.environment));
   const ClusterConfig& config = file.config;
-  flags.run_dir = supervise::resolve_run_dir(flags.run_dir, context.environment);
-  TANDEM_ASSIGN(const supervise::RunDirLock lock, supervise::RunDirLock::acquire(flags.run_dir));
-  TANDEM_TRY(supervise::stop_leftovers(flags.run_dir, context.clock, say_on_terminal));
+  flags.run_dir = rundir::resolve_run_dir(flags.run_dir, context.environment);
+  TANDEM_ASSIGN(const rundir::RunDirLock lock, rundir::RunDirLock::acquire(flags.run_dir));
+  TANDEM_TRY(rundir::stop_leftovers(flags.run_dir, context.clock, say_on_terminal));
   supervise::Supervisor::block_signals();
   TANDEM_TRY(check(file, context.clock));
   if (!flags.detach) {
@@ -160,7 +159,7 @@ Status up(UpFlags flags, CommandContext& context) {
 // Waits until nobody holds the run directory; false on time-out.
 bool wait_for_release(const std::string& run_dir, Duration timeout, const Clock& clock) {
   const TimePoint deadline = clock.now() + timeout;
-  while (supervise::lock_holder(run_dir)) {
+  while (rundir::lock_holder(run_dir)) {
     if (clock.now() > deadline) return false;
     ::usleep(50'000);
   }
@@ -174,8 +173,8 @@ struct DownFlags {
 
 // Refuses to stop the cluster of another file.
 Status check_same_file(const std::string& run_dir, pid_t holder, const std::string& config) {
-  if (supervise::supervisor_of(run_dir, config) == holder) return {};
-  const std::string other = supervise::config_path_of(run_dir, holder);
+  if (rundir::supervisor_of(run_dir, config) == holder) return {};
+  const std::string other = rundir::config_path_of(run_dir, holder);
   return fail(ErrorCode::kUnavailable,
               "the cluster that runs from " + run_dir + " (process " + std::to_string(holder) +
                   ") is " + (other.empty() ? "only starting" : "of " + other) + ", not of " +
@@ -183,8 +182,8 @@ Status check_same_file(const std::string& run_dir, pid_t holder, const std::stri
 }
 
 Status down(const DownFlags& flags, const CommandContext& context) {
-  const std::string run_dir = supervise::resolve_run_dir(flags.run_dir, context.environment);
-  const std::optional<pid_t> holder = supervise::lock_holder(run_dir);
+  const std::string run_dir = rundir::resolve_run_dir(flags.run_dir, context.environment);
+  const std::optional<pid_t> holder = rundir::lock_holder(run_dir);
   if (!flags.config.empty()) {
     std::error_code error;
     if (!fs::exists(flags.config, error)) {
@@ -192,8 +191,8 @@ Status down(const DownFlags& flags, const CommandContext& context) {
     }
     if (holder) TANDEM_TRY(check_same_file(run_dir, *holder, flags.config));
   }
-  if (!holder && !supervise::leftovers(run_dir).empty()) {
-    return supervise::stop_leftovers(run_dir, context.clock, say_on_terminal);
+  if (!holder && !rundir::leftovers(run_dir).empty()) {
+    return rundir::stop_leftovers(run_dir, context.clock, say_on_terminal);
   }
   if (!holder) {
     std::fprintf(stderr,
@@ -202,7 +201,7 @@ Status down(const DownFlags& flags, const CommandContext& context) {
                  run_dir.c_str());
     return {};
   }
-  const auto state = supervise::read_state(run_dir);
+  const auto state = rundir::read_state(run_dir);
   if (::kill(*holder, SIGTERM) != 0) {
     return fail(ErrorCode::kIo,
                 "cannot signal process " + std::to_string(*holder) + ": " + std::strerror(errno));
@@ -213,7 +212,7 @@ Status down(const DownFlags& flags, const CommandContext& context) {
   std::fprintf(stderr, "not gone after %.0f s; killing\n", to_seconds(limit));
   ::kill(*holder, SIGKILL);
   if (wait_for_release(run_dir, std::chrono::seconds(5), context.clock)) {
-    return supervise::stop_leftovers(run_dir, context.clock, say_on_terminal);
+    return rundir::stop_leftovers(run_dir, context.clock, say_on_terminal);
   }
   return fail(ErrorCode::kUnavailable, "process " + std::to_string(*holder) + " cannot be stopped");
 }

@@ -4,8 +4,8 @@
 #include <optional>
 #include <utility>
 
-#include "tools/supervise/leftovers.h"
-#include "tools/supervise/run_dir.h"
+#include "tools/run_dir/leftovers.h"
+#include "tools/run_dir/run_dir.h"
 
 namespace tandem::client {
 
@@ -19,7 +19,7 @@ void add_server_flags(CLI::App& command, ServerFlags& flags) {
 
 namespace {
 
-Error no_api(const std::string& run_dir, const std::optional<supervise::SupervisorState>& state) {
+Error no_api(const std::string& run_dir, const std::optional<rundir::SupervisorState>& state) {
   std::string detail = "no cluster runs from " + run_dir +
                        "; start one with `tandem up FILE.yaml`, find one that was started in "
                        "another folder with --run-dir";
@@ -28,7 +28,7 @@ Error no_api(const std::string& run_dir, const std::optional<supervise::Supervis
     detail = "there is no router among the processes of " + run_dir +
              ", only nodes; `tandem status` tells which router they belong to";
   }
-  if (!state && !supervise::leftovers(run_dir).empty()) {
+  if (!state && !rundir::leftovers(run_dir).empty()) {
     detail = "the supervisor of " + run_dir + " died; `tandem down` stops what it left";
   }
   return make_error(ErrorCode::kUnavailable, detail + ", or name a cluster with --url");
@@ -46,9 +46,9 @@ Result<FetchOptions> resolve_server(const ServerFlags& flags, const Environment&
     options.api_key = key->second;
   }
   if (options.url.empty()) {
-    const std::string run_dir = supervise::resolve_run_dir(flags.run_dir, environment);
-    const bool running = supervise::lock_holder(run_dir).has_value();
-    const auto state = running ? supervise::read_state(run_dir) : std::nullopt;
+    const std::string run_dir = rundir::resolve_run_dir(flags.run_dir, environment);
+    const bool running = rundir::lock_holder(run_dir).has_value();
+    const auto state = running ? rundir::read_state(run_dir) : std::nullopt;
     if (!state || state->url.empty()) return fail(no_api(run_dir, state));
     options.url = state->url;
   }

@@ -9,10 +9,10 @@
 namespace tandem::supervise {
 namespace {
 
-ProcessStatus status_of(const std::string& run_dir, const ProcessState& process) {
+ProcessStatus status_of(const std::string& run_dir, const rundir::ProcessState& process) {
   ProcessStatus status{.process = process, .url = {}, .report = {}};
   const bool node = process.role != "router";
-  const auto published = read_endpoints(run_dir, process.name);
+  const auto published = rundir::read_endpoints(run_dir, process.name);
   if (!published || published->pid != process.pid) return status;
   const auto endpoint = published->endpoints.find(node ? "metrics" : "http");
   if (endpoint == published->endpoints.end()) return status;
@@ -39,9 +39,9 @@ bool BoxStatus::ready() const {
   });
 }
 
-BoxStatus box_status(const std::string& run_dir, const SupervisorState& state) {
+BoxStatus box_status(const std::string& run_dir, const rundir::SupervisorState& state) {
   BoxStatus box{.run_dir = run_dir, .config = state.config, .processes = {}};
-  for (const ProcessState& process : state.processes) {
+  for (const rundir::ProcessState& process : state.processes) {
     box.processes.push_back(status_of(run_dir, process));
     if (process.role == "router") box.processes.back().url = state.url;
   }
@@ -51,7 +51,7 @@ BoxStatus box_status(const std::string& run_dir, const SupervisorState& state) {
 std::string render_text(const BoxStatus& box) {
   std::string out = "processes of " + box.config + ", logs in " + box.run_dir + "\n";
   for (const ProcessStatus& status : box.processes) {
-    const ProcessState& process = status.process;
+    const rundir::ProcessState& process = status.process;
     // The node knows better than its supervisor, which no longer asks what was ready once.
     const std::string state = status.report ? status.report->state : process.state;
     out += "  " + padded(process.name, 15) + padded(process.role, 8) + padded(state, 11) +
@@ -67,7 +67,7 @@ std::string render_text(const BoxStatus& box) {
 std::string render_json(const BoxStatus& box) {
   boost::json::array processes;
   for (const ProcessStatus& status : box.processes) {
-    const ProcessState& process = status.process;
+    const rundir::ProcessState& process = status.process;
     boost::json::object object{{"name", process.name},
                                {"role", process.role},
                                {"state", status.report ? status.report->state : process.state},

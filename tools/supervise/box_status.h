@@ -4,14 +4,14 @@
 #include <string>
 #include <vector>
 
+#include "tools/run_dir/run_dir.h"
 #include "tools/supervise/node_report.h"
-#include "tools/supervise/run_dir.h"
 
 namespace tandem::supervise {
 
 // One process of a box, as its supervisor and it itself tell.
 struct ProcessStatus {
-  ProcessState process;
+  rundir::ProcessState process;
   std::string url;                   // where it answers; empty: not told yet
   std::optional<NodeReport> report;  // a node's own words; empty: a router, or no answer
 };
@@ -25,7 +25,8 @@ struct BoxStatus {
   // Every process is up, and every node registered.
   [[nodiscard]] bool ready() const;
 };
-[[nodiscard]] BoxStatus box_status(const std::string& run_dir, const SupervisorState& state);
+[[nodiscard]] BoxStatus box_status(const std::string& run_dir,
+                                   const rundir::SupervisorState& state);
 
 // For people: a line for each process. For programs: one JSON object.
 [[nodiscard]] std::string render_text(const BoxStatus& box);

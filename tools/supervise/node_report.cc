@@ -3,22 +3,22 @@
 #include <boost/json.hpp>
 
 #include "tools/client/http_fetch.h"
-#include "tools/supervise/json_members.h"
+#include "tools/run_dir/json_members.h"
 
 namespace tandem::supervise {
 
 Result<NodeReport> ask_node(client::HttpFetcher& node) {
   TANDEM_ASSIGN(const boost::json::object answer, node.get_object("/status"));
   NodeReport report;
-  report.state = text_of(answer, "state");
+  report.state = rundir::text_of(answer, "state");
   const boost::json::value* router = answer.if_contains("router");
   if (report.state.empty() || router == nullptr || !router->is_object()) {
     return fail(ErrorCode::kUnavailable, "/status is not that of a node");
   }
-  report.router = text_of(router->get_object(), "address");
-  report.registration = text_of(router->get_object(), "state");
-  report.reason = text_of(router->get_object(), "reason");
-  report.lasting = flag_of(router->get_object(), "lasting");
+  report.router = rundir::text_of(router->get_object(), "address");
+  report.registration = rundir::text_of(router->get_object(), "state");
+  report.reason = rundir::text_of(router->get_object(), "reason");
+  report.lasting = rundir::flag_of(router->get_object(), "lasting");
   return report;
 }
 

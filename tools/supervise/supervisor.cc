@@ -17,9 +17,9 @@
 #include "common/base/process_limits.h"
 #include "common/config/units.h"
 #include "tools/client/http_fetch.h"
+#include "tools/run_dir/run_dir.h"
 #include "tools/supervise/child.h"
 #include "tools/supervise/node_report.h"
-#include "tools/supervise/run_dir.h"
 
 namespace tandem::supervise {
 namespace {
@@ -120,7 +120,7 @@ struct Supervisor::State {
   [[nodiscard]] Ready readiness();
   [[nodiscard]] Error not_ready_in_time() const;
   [[nodiscard]] std::string log_of(const Role& role) const;
-  void adopt_router_ports(const RoleEndpoints& published);
+  void adopt_router_ports(const rundir::RoleEndpoints& published);
   [[nodiscard]] bool all_settled() const;
   Status bring_up();
   Status keep_up();
@@ -158,7 +158,7 @@ void Supervisor::State::progress(const Role& role, const std::string& what) cons
 }
 
 void Supervisor::State::write_state_file() const {
-  SupervisorState out;
+  rundir::SupervisorState out;
   out.config = options.config_path;
   out.stop_seconds = std::chrono::ceil<seconds>(drain_limit(/*routers=*/true) +
                                                 drain_limit(/*routers=*/false) + 2 * kAfterDrain)
@@ -171,7 +171,8 @@ void Supervisor::State::write_state_file() const {
                              .state = kStateNames[static_cast<size_t>(role.state)],
                              .restarts = role.restarts});
   }
-  if (const Status written = write_state(options.run_dir, out); !written && callbacks.progress) {
+  if (const Status written = rundir::write_state(options.run_dir, out);
+      !written && callbacks.progress) {
     callbacks.progress(written.error().detail);
   }
 }
@@ -230,7 +231,7 @@ Status Supervisor::State::start(Role& role) {
 
 // Nodes must find the router where it was told to listen, and a restarted router must come back
 // there, also when the file says "any free port".
-void Supervisor::State::adopt_router_ports(const RoleEndpoints& published) {
+void Supervisor::State::adopt_router_ports(const rundir::RoleEndpoints& published) {
   for (const auto& [kind, variable] : std::map<std::string, std::string>{
            {"http", "TANDEM_ROUTER_HTTP_PORT"}, {"control", "TANDEM_ROUTER_CONTROL_PORT"}}) {
     const auto found = published.endpoints.find(kind);
@@ -246,7 +247,7 @@ std::string Supervisor::State::log_of(const Role& role) const {
 bool Supervisor::State::find_endpoint(Role& role) {
   const bool tls = role.is_router() && config.router.http.tls.enabled();
   if (!role.published) {
-    const auto published = read_endpoints(options.run_dir, role.name);
+    const auto published = rundir::read_endpoints(options.run_dir, role.name);
     if (!published || published->pid != role.pid) return false;
     const auto endpoint = published->endpoints.find(role.is_router() ? "http" : "metrics");
     if (endpoint == published->endpoints.end()) return false;
@@ -379,7 +380,7 @@ Ready Supervisor::State::readiness() {
     out.serves =
         !config.decode.empty() || (find_endpoint(*first) && answers(*first, "/health/ready"));
     first->fetcher.reset();
-    const auto published = read_endpoints(options.run_dir, first->name);
+    const auto published = rundir::read_endpoints(options.run_dir, first->name);
     if (published && published->endpoints.contains("control")) {
       out.control = published->endpoints.at("control");
     }

@@ -9,7 +9,7 @@
 #include "common/base/clock.h"
 #include "common/base/result.h"
 
-namespace tandem::supervise {
+namespace tandem::rundir {
 
 // A role whose supervisor died without stopping it (SIGKILL, out of memory). The kernel sends such
 // a role SIGTERM, so that it drains, but nobody is left to end it if it does not.
@@ -28,4 +28,4 @@ struct Leftover {
 [[nodiscard]] Status stop_leftovers(const std::string& run_dir, const Clock& clock,
                                     const std::function<void(const std::string&)>& progress);
 
-}  // namespace tandem::supervise
+}  // namespace tandem::rundir

@@ -1,4 +1,4 @@
-#include "tools/supervise/leftovers.h"
+#include "tools/run_dir/leftovers.h"
 
 #include <signal.h>
 #include <unistd.h>
@@ -8,9 +8,9 @@
 #include <optional>
 #include <utility>
 
-#include "tools/supervise/run_dir.h"
+#include "tools/run_dir/run_dir.h"
 
-namespace tandem::supervise {
+namespace tandem::rundir {
 namespace {
 
 constexpr Duration kAfterKill = std::chrono::seconds(5);
@@ -86,4 +86,4 @@ Status stop_leftovers(const std::string& run_dir, const Clock& clock,
   return fail(ErrorCode::kUnavailable, "cannot stop " + list(left));
 }
 
-}  // namespace tandem::supervise
+}  // namespace tandem::rundir

@@ -11,7 +11,7 @@
 #include "common/base/result.h"
 #include "common/config/environment.h"
 
-namespace tandem::supervise {
+namespace tandem::rundir {
 
 // $XDG_RUNTIME_DIR/tandem where there is such a folder, else ./run.
 [[nodiscard]] std::string default_run_dir(const Environment& environment);
@@ -74,4 +74,4 @@ struct SupervisorState {
 [[nodiscard]] Status write_state(const std::string& run_dir, const SupervisorState& state);
 [[nodiscard]] std::optional<SupervisorState> read_state(const std::string& run_dir);
 
-}  // namespace tandem::supervise
+}  // namespace tandem::rundir

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace tandem::supervise {
+namespace tandem::rundir {
 
 // Members of files and answers that another process wrote: what is missing or of another type
 // reads as empty.
@@ -23,4 +23,4 @@ inline bool flag_of(const boost::json::object& object, const char* key) {
   return value != nullptr && value->is_bool() && value->get_bool();
 }
 
-}  // namespace tandem::supervise
+}  // namespace tandem::rundir

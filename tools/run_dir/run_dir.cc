@@ -1,4 +1,4 @@
-#include "tools/supervise/run_dir.h"
+#include "tools/run_dir/run_dir.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -14,9 +14,9 @@
 #include <iterator>
 
 #include "common/base/run_file.h"
-#include "tools/supervise/json_members.h"
+#include "tools/run_dir/json_members.h"
 
-namespace tandem::supervise {
+namespace tandem::rundir {
 namespace {
 
 namespace json = boost::json;
@@ -180,4 +180,4 @@ std::string config_path_of(const std::string& run_dir, pid_t holder) {
   return error ? state->config : (folder / state->config).lexically_normal().string();
 }
 
-}  // namespace tandem::supervise
+}  // namespace tandem::rundir
