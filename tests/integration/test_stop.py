@@ -1,4 +1,5 @@
 """How a cluster stops: what drains, what signals do, and what a killed supervisor leaves."""
+import contextlib
 import json
 import os
 import pathlib
@@ -150,21 +151,35 @@ def test_a_killed_supervisor_leaves_nothing_running(tmp_path, when):
     cluster.check_sanitizers()
 
 
-@pytest.mark.parametrize("command, hangs", [("down", False), ("up", False), ("down", True)])
-def test_what_a_killed_supervisor_left_can_be_stopped(command, hangs, tmp_path):
-    """Roles that outlive it, for a moment or for good: `down` and the next `up` of the run directory end them."""
+@contextlib.contextmanager
+def left_behind(tmp_path):
+    """A cluster whose supervisor was killed, and the two of its roles (name: pid) that have something to drain, stopped."""
     cluster = harness.Cluster(tmp_path, {"router": {"drain_timeout": "5s"}, "decode": [{"threads": 1, "drain_timeout": "5s"}],
                                          "prefill": [{"threads": 1, "drain_timeout": "5s"}]})
     cluster.launch()
     cluster.wait_ready()
     streams = [cluster.long_answer(3500) for _ in range(4)]
     next(iter(streams[0].events()))
-    roles = {name: cluster.pid(name) for name in ("router", "decode-0")}  # those that have something to drain
+    roles = {name: cluster.pid(name) for name in ("router", "decode-0")}
     try:
         cluster.process.kill()
         cluster.process.wait()
         for pid in roles.values():  # not before: the kernel wakes stopped processes whose parent dies
             os.kill(pid, signal.SIGSTOP)
+        yield cluster, roles
+    finally:
+        for stream in streams:
+            stream.close()
+        harness.tandem("down", "--run-dir", cluster.run_dir)
+        for pid in filter(is_alive, roles.values()):
+            os.kill(pid, signal.SIGKILL)
+        cluster.stop()
+
+
+@pytest.mark.parametrize("command, hangs", [("down", False), ("up", False), ("down", True)])
+def test_what_a_killed_supervisor_left_can_be_stopped(command, hangs, tmp_path):
+    """Roles that outlive it, for a moment or for good: `down` and the next `up` of the run directory end them."""
+    with left_behind(tmp_path) as (cluster, roles):
         run = harness.tandem("status", "--run-dir", cluster.run_dir, check=False)
         assert run.returncode == 1 and "tandem down" in run.stderr, run.stderr
         arguments = ["up", "--detach", str(cluster.config_path)] if command == "up" else ["down"]
@@ -179,13 +194,22 @@ def test_what_a_killed_supervisor_left_can_be_stopped(command, hangs, tmp_path):
         for name, pid in roles.items():
             assert f"{name} (process {pid})" in told
         assert ("killing" in told) == hangs and ("ready: API" in told) == (command == "up")
-    finally:
-        for stream in streams:
-            stream.close()
-        harness.tandem("down", "--run-dir", cluster.run_dir)
-        for pid in filter(is_alive, roles.values()):
-            os.kill(pid, signal.SIGKILL)
-        cluster.stop()
+
+
+def test_what_a_killed_supervisor_of_another_file_left_is_not_ended_by_the_way(tmp_path):
+    with left_behind(tmp_path) as (cluster, roles):
+        other = tmp_path / "other.yaml"
+        other.write_text(cluster.config_path.read_text())
+        for command in (["up", other], ["down", "--config", other]):
+            run = harness.tandem(*command, "--run-dir", cluster.run_dir, env=cluster.env, check=False)
+            assert run.returncode == 1 and f"a cluster of {cluster.config_path} still runs" in run.stderr, run.stderr
+            assert "tandem down" in run.stderr and "--run-dir" in run.stderr
+            for name, pid in roles.items():
+                assert f"{name} (process {pid})" in run.stderr and is_alive(pid)
+        for pid in roles.values():
+            os.kill(pid, signal.SIGCONT)
+        harness.tandem("down", "--config", cluster.config_path, "--run-dir", cluster.run_dir)
+        assert not any(map(is_alive, roles.values()))
 
 
 def test_down_ends_nobody_elses_process(tmp_path):

@@ -129,6 +129,7 @@ Status up(UpFlags flags, CommandContext& context) {
   const ClusterConfig& config = file.config;
   flags.run_dir = rundir::resolve_run_dir(flags.run_dir, context.environment);
   TANDEM_ASSIGN(const rundir::RunDirLock lock, rundir::RunDirLock::acquire(flags.run_dir));
+  TANDEM_TRY(rundir::check_leftovers(flags.run_dir, flags.config));
   TANDEM_TRY(rundir::stop_leftovers(flags.run_dir, context.clock, say_on_terminal));
   supervise::Supervisor::block_signals();
   TANDEM_TRY(check(file, context.clock));
@@ -192,6 +193,7 @@ Status down(const DownFlags& flags, const CommandContext& context) {
     if (holder) TANDEM_TRY(check_same_file(run_dir, *holder, flags.config));
   }
   if (!holder && !rundir::leftovers(run_dir).empty()) {
+    if (!flags.config.empty()) TANDEM_TRY(rundir::check_leftovers(run_dir, flags.config));
     return rundir::stop_leftovers(run_dir, context.clock, say_on_terminal);
   }
   if (!holder) {

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <optional>
@@ -13,19 +14,34 @@
 namespace tandem::rundir {
 namespace {
 
+namespace fs = std::filesystem;
+
 constexpr Duration kAfterKill = std::chrono::seconds(5);
 
-// Whether the process is a role that was started with this run directory. A zombie has no command
-// line any more.
-bool serves(pid_t pid, const std::string& run_dir) {
-  if (pid <= 1) return false;
+// What stands behind `flag` on the command line of a process; empty: nothing. A zombie has no
+// command line any more.
+std::string argument_of(pid_t pid, const char* flag) {
   std::ifstream in("/proc/" + std::to_string(pid) + "/cmdline", std::ios::binary);
-  std::string words{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-  words.insert(words.begin(), '\0');
-  std::string wanted("\0--run-dir\0", 11);
-  wanted += run_dir;
-  wanted += '\0';
-  return words.find(wanted) != std::string::npos;
+  std::string word;
+  while (std::getline(in, word, '\0')) {
+    if (word == flag && std::getline(in, word, '\0')) return word;
+  }
+  return {};
+}
+
+// Whether the process is a role that was started with this run directory.
+bool serves(pid_t pid, const std::string& run_dir) {
+  return pid > 1 && argument_of(pid, "--run-dir") == run_dir;
+}
+
+// A role's path counts from where it was started.
+bool runs_file(const Leftover& role, const std::string& config_path) {
+  const fs::path folder = "/proc/" + std::to_string(role.pid) + "/cwd";
+  std::error_code error;
+  if (fs::equivalent(folder / role.config, config_path, error)) return true;
+  if (!error) return false;
+  const fs::path there = fs::read_symlink(folder, error) / role.config;  // the file has gone since
+  return there.lexically_normal() == fs::absolute(config_path, error).lexically_normal();
 }
 
 std::string list(const std::vector<Leftover>& roles) {
@@ -62,10 +78,21 @@ std::vector<Leftover> leftovers(const std::string& run_dir) {
     const std::optional<RoleEndpoints> published = read_endpoints(run_dir, process.name);
     for (const pid_t pid : {process.pid, published ? published->pid : pid_t{0}}) {
       if (!serves(pid, run_dir)) continue;
-      if (out.empty() || out.back().pid != pid) out.push_back({process.name, pid});
+      if (!out.empty() && out.back().pid == pid) continue;
+      out.push_back({.name = process.name, .pid = pid, .config = argument_of(pid, "--config")});
     }
   }
   return out;
+}
+
+Status check_leftovers(const std::string& run_dir, const std::string& config_path) {
+  std::vector<Leftover> others = leftovers(run_dir);
+  std::erase_if(others, [&](const Leftover& role) { return runs_file(role, config_path); });
+  if (others.empty()) return {};
+  return fail(ErrorCode::kUnavailable,
+              "a cluster of " + others.front().config + " still runs from " + run_dir +
+                  ", whose supervisor died: " + list(others) +
+                  "; stop it with `tandem down`, or choose another folder with --run-dir");
 }
 
 Status stop_leftovers(const std::string& run_dir, const Clock& clock,

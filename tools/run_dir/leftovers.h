@@ -16,6 +16,7 @@ namespace tandem::rundir {
 struct Leftover {
   std::string name;
   pid_t pid = 0;
+  std::string config;  // the cluster file, as its command line has it
 };
 
 // Processes that an earlier `tandem up` of this run directory started and that still run, by its
@@ -23,8 +24,11 @@ struct Leftover {
 // processes since are told apart by their command line. Ask only while nobody holds the directory.
 [[nodiscard]] std::vector<Leftover> leftovers(const std::string& run_dir);
 
-// Ends them: SIGTERM, and SIGKILL after the time that the earlier supervisor would have given them.
-// kUnavailable when one is still there afterwards.
+// kUnavailable when some of them are of another cluster file.
+[[nodiscard]] Status check_leftovers(const std::string& run_dir, const std::string& config_path);
+
+// Ends all of them: SIGTERM, and SIGKILL after the time that the earlier supervisor would have
+// given them. kUnavailable when one is still there afterwards.
 [[nodiscard]] Status stop_leftovers(const std::string& run_dir, const Clock& clock,
                                     const std::function<void(const std::string&)>& progress);
 
