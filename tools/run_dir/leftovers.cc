@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iterator>
 #include <optional>
+#include <sstream>
 #include <utility>
 
 #include "tools/run_dir/run_dir.h"
@@ -27,6 +28,38 @@ std::string argument_of(pid_t pid, const char* flag) {
     if (word == flag && std::getline(in, word, '\0')) return word;
   }
   return {};
+}
+
+struct Life {
+  char state = 'X';  // as proc(5) spells it
+  uint64_t started = 0;
+};
+
+// Empty when there is no such process.
+std::optional<Life> life_of(pid_t pid) {
+  std::ifstream in("/proc/" + std::to_string(pid) + "/stat", std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  const size_t name_end = text.rfind(')');  // the name may hold anything
+  if (name_end == std::string::npos) return std::nullopt;
+  std::istringstream fields(text.substr(name_end + 1));
+  Life life;
+  fields >> life.state;
+  std::string skipped;
+  for (int field = 4; field < 22; ++field) fields >> skipped;
+  fields >> life.started;
+  return fields ? std::optional(life) : std::nullopt;
+}
+
+// A process on its way out has no command line any more, but still its ports and memory. It is
+// gone when it is a zombie without other threads, or when its number is free or another's.
+bool gone(const Leftover& role) {
+  const std::optional<Life> life = life_of(role.pid);
+  if (!life || life->started != role.started) return true;
+  if (life->state != 'Z' && life->state != 'X') return false;
+  std::error_code error;
+  const fs::path threads = "/proc/" + std::to_string(role.pid) + "/task";
+  const auto count = std::distance(fs::directory_iterator(threads, error), {});
+  return error || count <= 1;
 }
 
 // Whether the process is a role that was started with this run directory.
@@ -56,13 +89,12 @@ void signal_all(const std::vector<Leftover>& roles, int signal) {
   for (const Leftover& role : roles) ::kill(role.pid, signal);
 }
 
-// What is left after at most `limit`.
-std::vector<Leftover> wait_until_gone(const std::string& run_dir, Duration limit,
-                                      const Clock& clock) {
+// Leaves those in `roles` that are still there after `limit`.
+void wait_until_gone(std::vector<Leftover>& roles, Duration limit, const Clock& clock) {
   const TimePoint deadline = clock.now() + limit;
   while (true) {
-    std::vector<Leftover> left = leftovers(run_dir);
-    if (left.empty() || clock.now() > deadline) return left;
+    std::erase_if(roles, gone);
+    if (roles.empty() || clock.now() > deadline) return;
     ::usleep(50'000);
   }
 }
@@ -79,7 +111,12 @@ std::vector<Leftover> leftovers(const std::string& run_dir) {
     for (const pid_t pid : {process.pid, published ? published->pid : pid_t{0}}) {
       if (!serves(pid, run_dir)) continue;
       if (!out.empty() && out.back().pid == pid) continue;
-      out.push_back({.name = process.name, .pid = pid, .config = argument_of(pid, "--config")});
+      const std::optional<Life> life = life_of(pid);
+      if (!life) continue;
+      out.push_back({.name = process.name,
+                     .pid = pid,
+                     .config = argument_of(pid, "--config"),
+                     .started = life->started});
     }
   }
   return out;
@@ -103,11 +140,11 @@ Status stop_leftovers(const std::string& run_dir, const Clock& clock,
   signal_all(left, SIGTERM);
   const std::optional<SupervisorState> state = read_state(run_dir);
   const Duration limit = std::chrono::seconds(state ? state->stop_seconds : 5);
-  left = wait_until_gone(run_dir, limit, clock);
+  wait_until_gone(left, limit, clock);
   if (!left.empty()) {
     progress("not gone in time; killing " + list(left));
     signal_all(left, SIGKILL);
-    left = wait_until_gone(run_dir, kAfterKill, clock);
+    wait_until_gone(left, kAfterKill, clock);
   }
   if (left.empty()) return {};
   return fail(ErrorCode::kUnavailable, "cannot stop " + list(left));

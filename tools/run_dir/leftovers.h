@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -16,7 +17,8 @@ namespace tandem::rundir {
 struct Leftover {
   std::string name;
   pid_t pid = 0;
-  std::string config;  // the cluster file, as its command line has it
+  std::string config;    // the cluster file, as its command line has it
+  uint64_t started = 0;  // as the system counts it: no later process of this number has the same
 };
 
 // Processes that an earlier `tandem up` of this run directory started and that still run, by its

@@ -141,6 +141,15 @@ TEST_F(Leftovers, AreAskedToEndFirst) {
                           Not(HasSubstr("killing"))));
 }
 
+TEST_F(Leftovers, AreNotGoneBeforeTheirProcessIs) {
+  // What ends has no command line any more, like this one, which has another for its last second.
+  const pid_t pid = start("trap 'exec sleep 1' TERM; echo; read line", folder_, config_);
+  write({process("d0", pid)});
+  ASSERT_TRUE(stop_leftovers(folder_, clock_, [](const std::string&) {}));
+  EXPECT_EQ(::waitpid(pid, nullptr, WNOHANG), pid) << "it still runs";
+  std::erase(children_, pid);
+}
+
 TEST_F(Leftovers, AreKilledWhenTheirTimeIsOver) {
   const pid_t deaf = start(kDeaf, folder_, config_);
   const pid_t obedient = start(kObedient, folder_, config_);
