@@ -121,11 +121,6 @@ else
   step 4 "model: SmolLM2 could not be fetched (see above); serving the small models/chat-6m of this repository instead"
   export TANDEM_MODEL_PATH="$TANDEM_ROOT/models/chat-6m"
 fi
-if [ -z "$model" ]; then
-  # Neither small model recommends how to draw its tokens, and at OpenAI's temperature of 1 both ramble.
-  export TANDEM_ROUTER_SAMPLING_TEMPERATURE="${TANDEM_ROUTER_SAMPLING_TEMPERATURE:-0.7}"
-  export TANDEM_ROUTER_SAMPLING_TOP_P="${TANDEM_ROUTER_SAMPLING_TOP_P:-0.9}"
-fi
 
 # What an earlier run left is stopped; somebody's own cluster is not.
 told=$("$bin/tandem" down --config deploy/quickstart.yaml 2>&1) || {

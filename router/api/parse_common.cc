@@ -311,6 +311,18 @@ std::string sampling_defaults_json(const SamplingDefaults& defaults) {
   return out + '}';
 }
 
+SamplingDefaults chat_sampling(const SamplingDefaults& defaults) {
+  if (defaults.temperature) return {};
+  SamplingDefaults out{.temperature = 0.7};
+  if (!defaults.top_p) out.top_p = 0.9;
+  return out;
+}
+
+std::string sampling_members_json(const SamplingDefaults& defaults) {
+  return "\"default_sampling_params\":" + sampling_defaults_json(defaults) +
+         ",\"chat_sampling_params\":" + sampling_defaults_json(chat_sampling(defaults));
+}
+
 uint64_t choice_seed(int64_t seed, uint32_t choice) {
   const auto base = static_cast<uint64_t>(seed);
   if (choice == 0) return base;

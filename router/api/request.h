@@ -27,6 +27,13 @@ struct SamplingDefaults {
 // {"temperature":0.6,"top_p":0.95}: what is not empty, under the names that requests use.
 [[nodiscard]] std::string sampling_defaults_json(const SamplingDefaults& defaults);
 
+// What programs that chat with people should ask for nevertheless: at OpenAI's temperature of 1
+// small models ramble. Empty where the defaults have a temperature.
+[[nodiscard]] SamplingDefaults chat_sampling(const SamplingDefaults& defaults);
+
+// "default_sampling_params":{…},"chat_sampling_params":{…}: both, as /v1/models and /status tell.
+[[nodiscard]] std::string sampling_members_json(const SamplingDefaults& defaults);
+
 // What a request is checked against. `vocab` and `context` are the model's.
 struct ApiLimits {
   uint32_t vocab = 0;

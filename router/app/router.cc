@@ -107,7 +107,7 @@ Status Router::start(const std::string& run_dir) {
   TANDEM_ASSIGN(std::vector<std::string> keys, load_api_keys(config_.router.http));
   TANDEM_ASSIGN(std::string shared_key, load_shared_key(config_.router.control));
   board_ = std::make_unique<StatusBoard>(clock_, model.served.id,
-                                         sampling_defaults_json(model.sampling), TANDEM_VERSION);
+                                         sampling_members_json(model.sampling), TANDEM_VERSION);
   DispatchOptions options = dispatch_options(config_.router);
   options.model_fingerprint = model.served.fingerprint;
   options.tokenizer_hash = model.tokenizer_hash;

@@ -256,8 +256,7 @@ std::string ApiServer::model_object(const std::string& id) const {
   append_json_string(out, model_.id);
   out += ",\"parent\":null,\"max_model_len\":";
   append_json_integer(out, limits().context);
-  out += ",\"default_sampling_params\":" + sampling_defaults_json(limits_.sampling) + '}';
-  return out;
+  return out + ',' + sampling_members_json(limits_.sampling) + '}';
 }
 
 void ApiServer::models(HttpRequest, HttpResponder responder) const {

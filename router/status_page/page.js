@@ -129,8 +129,7 @@ function facts(list, pairs) {
 
 function show(s) {
   modelId = s.model.id;
-  const recommended = s.model.default_sampling_params;
-  sampling = 'temperature' in recommended ? {} : {...plainSampling, ...('top_p' in recommended ? {top_p: recommended.top_p} : {})};
+  sampling = s.model.chat_sampling_params;
   $('model').textContent = s.model.id;
   $('version').textContent = s.version;
   $('uptime').textContent = 'up ' + seconds(s.uptime_seconds);
@@ -205,9 +204,7 @@ $('key-form').addEventListener('submit', (event) => {
 // ---- chat ----
 const conversation = [];
 let running = null;
-// For models that recommend nothing: OpenAI's temperature of 1 makes small ones ramble. As `tandem chat` does.
-const plainSampling = {temperature: 0.7, top_p: 0.9};
-let sampling = plainSampling;
+let sampling = {};
 
 async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();

@@ -143,11 +143,11 @@ std::optional<double> LatencyBuckets::quantile(const Counts& counts, double q) {
   return std::nullopt;
 }
 
-StatusBoard::StatusBoard(const Clock& clock, std::string model_id, std::string sampling_defaults,
+StatusBoard::StatusBoard(const Clock& clock, std::string model_id, std::string sampling_members,
                          std::string version)
     : clock_(clock),
       model_id_(std::move(model_id)),
-      sampling_defaults_(std::move(sampling_defaults)),
+      sampling_members_(std::move(sampling_members)),
       version_(std::move(version)),
       start_(clock.now()),
       last_sample_(start_) {}
@@ -228,8 +228,7 @@ std::string StatusBoard::json(const ClusterSnapshot& s, uint32_t max_context) co
   append_field(out, "now_unix", clock_.unix_seconds());
   out += ",\"model\":{";
   append_field(out, "id", model_id_);
-  out += fmt::format(",\"max_context\":{},\"default_sampling_params\":{}}},", max_context,
-                     sampling_defaults_);
+  out += fmt::format(",\"max_context\":{},{}}},", max_context, sampling_members_);
   out += fmt::format(
       "\"requests\":{{\"running\":{},\"total\":{},\"failed\":{},\"rejected\":{},\"left\":{},"
       "\"failovers\":{},\"retries\":{},\"resumes\":{}}},",

@@ -36,8 +36,8 @@ class LatencyBuckets {
 // thread.
 class StatusBoard {
  public:
-  // `sampling_defaults`: a JSON object.
-  StatusBoard(const Clock& clock, std::string model_id, std::string sampling_defaults,
+  // `sampling_members`: those of router/api/request.h.
+  StatusBoard(const Clock& clock, std::string model_id, std::string sampling_members,
               std::string version);
 
   LatencyBuckets ttft, itl, e2e, prefill_to_decode;
@@ -70,7 +70,7 @@ class StatusBoard {
 
   const Clock& clock_;
   const std::string model_id_;
-  const std::string sampling_defaults_;
+  const std::string sampling_members_;
   const std::string version_;
   const TimePoint start_;
   mutable std::mutex mutex_;  // guards history_

@@ -86,18 +86,18 @@ def test_an_answer_that_is_not_whole_is_told(server, whole):
     assert run.returncode == (0 if whole else 1) and ("not whole" in run.stderr) == (not whole)
 
 
-@pytest.mark.parametrize("recommended, flags, temperature, top_p", [
-    (None, [], 0.7, 0.9),
-    ({}, [], 0.7, 0.9),
-    ({"temperature": 0.6, "top_p": 0.95}, [], None, None),
+@pytest.mark.parametrize("suggested, flags, temperature, top_p", [
+    (None, [], None, None),
+    ({}, [], None, None),
+    ({"temperature": 0.6, "top_p": 0.95}, [], 0.6, 0.95),
     ({"temperature": 0.6}, ["--temperature", "0"], 0, None),
-    ({}, ["--top-p", "0.5"], 0.7, 0.5),
-    ({}, ["--temperature", "1", "--model", "other"], 1, None),
-    ({"temperature": 0.6}, ["--model", "unlisted"], 0.7, 0.9),
+    ({"temperature": 0.6, "top_p": 0.95}, ["--top-p", "0.5"], 0.6, 0.5),
+    ({"temperature": 0.6}, ["--temperature", "1", "--model", "other"], 1, None),
+    ({"temperature": 0.6}, ["--model", "unlisted"], None, None),
 ])
-def test_how_tokens_are_drawn(server, recommended, flags, temperature, top_p):
-    if recommended is not None:
-        server.model["default_sampling_params"] = recommended
+def test_how_tokens_are_drawn(server, suggested, flags, temperature, top_p):
+    if suggested is not None:
+        server.model["chat_sampling_params"] = suggested
     tandem("chat", "--url", server.url, "--ask", "Hi", *flags)
     body, = server.bodies
     assert (body.get("temperature"), body.get("top_p")) == (temperature, top_p)

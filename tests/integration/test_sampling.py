@@ -31,11 +31,21 @@ def recommended(cluster):
     return cluster.get("/v1/models").json["data"][0]["default_sampling_params"]
 
 
+def test_chats_get_a_suggestion_where_the_model_recommends_nothing(cluster):
+    listed, = cluster.get("/v1/models").json["data"]
+    told = cluster.status()["model"]
+    for each in (listed, told):
+        assert each["default_sampling_params"] == {}
+        assert set(each["chat_sampling_params"]) == {"temperature", "top_p"}
+    assert listed["chat_sampling_params"] == told["chat_sampling_params"]
+
+
 def test_the_model_recommends(start, model):
     cluster = start({"model": {"path": str(model)}})
     expected = {"temperature": 1.5, "top_k": 1, "max_tokens": 7}
     assert recommended(cluster) == expected
     assert cluster.status()["model"]["default_sampling_params"] == expected
+    assert cluster.status()["model"]["chat_sampling_params"] == {}
     assert '"sampling_defaults"' in (cluster.run_dir / "router.log").read_text()
     greedy, _ = ask(cluster, temperature=0)
     assert ask(cluster)[0] == ask(cluster, temperature=None)[0] == greedy

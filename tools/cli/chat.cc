@@ -289,12 +289,11 @@ void add_chat(CLI::App& app, CommandContext& context) {
       ->check(whole(1, 1 << 24));
   command
       ->add_option("--temperature", flags->turn.temperature,
-                   "0: always the likeliest token; default: what the model recommends, else 0.7")
+                   "0: always the likeliest token; default: what the server suggests for chats")
       ->check(between(0, 2));
   command
       ->add_option("--top-p", flags->turn.top_p,
-                   "share of the likeliest tokens to draw from; default: what the model "
-                   "recommends, else 0.9")
+                   "share of the likeliest tokens to draw from; default: likewise")
       ->check(between(0, 1));
   command->add_flag("--stats", flags->stats, "print latencies and KV sizes after each answer");
   command->callback(

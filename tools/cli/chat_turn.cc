@@ -43,14 +43,16 @@ class Printer {
 }  // namespace
 
 void choose_sampling(const json::object& model, TurnOptions& options) {
-  const json::value* said = model.if_contains("default_sampling_params");
-  const json::object* defaults = said != nullptr ? said->if_object() : nullptr;
-  const auto has = [defaults](std::string_view key) {
-    return defaults != nullptr && defaults->contains(key);
+  if (options.temperature) return;
+  const json::value* said = model.if_contains("chat_sampling_params");
+  const json::object* suggested = said != nullptr ? said->if_object() : nullptr;
+  if (suggested == nullptr) return;
+  const auto take = [suggested](std::string_view key, std::optional<double>& into) {
+    const json::value* value = suggested->if_contains(key);
+    if (!into && value != nullptr && value->is_number()) into = value->to_number<double>();
   };
-  if (options.temperature || has("temperature")) return;
-  options.temperature = kChatTemperature;
-  if (!options.top_p && !has("top_p")) options.top_p = kChatTopP;
+  take("temperature", options.temperature);
+  take("top_p", options.top_p);
 }
 
 Result<Answer> ask(client::HttpFetcher& fetcher, const TurnOptions& options,

@@ -21,11 +21,9 @@ struct TurnOptions {
 };
 
 inline constexpr uint32_t kChatMaxTokens = 512;
-// For models that recommend nothing: at OpenAI's temperature of 1 small ones ramble.
-inline constexpr double kChatTemperature = 0.7;
-inline constexpr double kChatTopP = 0.9;
 
-// Fills in what the flags left open, from what the server tells of the model in /v1/models.
+// Fills in what the flags left open with what the server suggests for chats (chat_sampling_params
+// of the model in /v1/models); what it does not tell is left to its own defaults.
 void choose_sampling(const boost::json::object& model, TurnOptions& options);
 
 struct Answer {

@@ -368,6 +368,11 @@ TEST(Sampling, WhatARequestDoesNotSayTheModelDoes) {
 
 TEST(Sampling, DefaultsAreTold) {
   EXPECT_EQ(sampling_defaults_json({}), "{}");
+  EXPECT_EQ(sampling_defaults_json(chat_sampling({})), R"({"temperature":0.7,"top_p":0.9})");
+  EXPECT_EQ(sampling_defaults_json(chat_sampling({.top_p = 0.8})), R"({"temperature":0.7})");
+  EXPECT_EQ(sampling_defaults_json(chat_sampling({.temperature = 0})), "{}");
+  EXPECT_EQ(sampling_members_json({.temperature = 0.5}),
+            R"("default_sampling_params":{"temperature":0.5},"chat_sampling_params":{})");
   EXPECT_EQ(sampling_defaults_json({.temperature = 0.5, .top_k = 20, .chat_max_tokens = 64}),
             R"({"temperature":0.5,"top_k":20,"max_tokens":64})");
 }

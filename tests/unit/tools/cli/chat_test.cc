@@ -26,27 +26,28 @@ TurnOptions chosen(std::string_view model, TurnOptions options = {}) {
   return options;
 }
 
-TEST(ChatSampling, FlagsThenTheModelThenOurOwn) {
-  // Servers that tell nothing, and models that recommend nothing.
-  for (const char* model : {R"({"id":"m"})", R"({"id":"m","default_sampling_params":{}})",
-                            R"({"id":"m","default_sampling_params":null})"}) {
-    EXPECT_EQ(chosen(model).temperature, 0.7) << model;
-    EXPECT_EQ(chosen(model).top_p, 0.9) << model;
+TEST(ChatSampling, FlagsThenWhatTheServerSuggestsThenItsDefaults) {
+  const char* const suggests =
+      R"({"id":"m","chat_sampling_params":{"temperature":0.6,"top_p":0.8,"top_k":20}})";
+  EXPECT_EQ(chosen(suggests).temperature, 0.6);
+  EXPECT_EQ(chosen(suggests).top_p, 0.8);
+  for (const char* model :
+       {R"({"id":"m"})", R"({"id":"m","chat_sampling_params":{}})",
+        R"({"id":"m","chat_sampling_params":null})",
+        R"({"id":"m","chat_sampling_params":{"temperature":"1"}})",
+        R"({"id":"m","default_sampling_params":{"temperature":0.6,"top_p":0.8}})"}) {
+    EXPECT_FALSE(chosen(model).temperature) << model;
+    EXPECT_FALSE(chosen(model).top_p) << model;
   }
-  const char* const recommends = R"({"default_sampling_params":{"temperature":0.6,"top_k":20}})";
-  EXPECT_FALSE(chosen(recommends).temperature);
-  EXPECT_FALSE(chosen(recommends).top_p);
-  const char* const half = R"({"default_sampling_params":{"top_p":0.8}})";
-  EXPECT_EQ(chosen(half).temperature, 0.7);
-  EXPECT_FALSE(chosen(half).top_p);
+  EXPECT_FALSE(chosen(R"({"chat_sampling_params":{"temperature":1}})").top_p);
   TurnOptions flags;
   flags.temperature = 0;
-  EXPECT_EQ(chosen(R"({"id":"m"})", flags).temperature, 0);
-  EXPECT_FALSE(chosen(R"({"id":"m"})", flags).top_p);
+  EXPECT_EQ(chosen(suggests, flags).temperature, 0);
+  EXPECT_FALSE(chosen(suggests, flags).top_p) << "of another temperature";
   flags = {};
   flags.top_p = 0.5;
-  EXPECT_EQ(chosen(R"({"id":"m"})", flags).temperature, 0.7);
-  EXPECT_EQ(chosen(R"({"id":"m"})", flags).top_p, 0.5);
+  EXPECT_EQ(chosen(suggests, flags).temperature, 0.6);
+  EXPECT_EQ(chosen(suggests, flags).top_p, 0.5);
 }
 
 }  // namespace
