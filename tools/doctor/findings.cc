@@ -54,9 +54,8 @@ const cuda::LibraryInfo* library(const Report& r, std::string_view name) {
 }
 
 void find_in_cuda(const Report& r, Findings& out) {
-  const bool hardware = r.system.nvidia_device_files || !r.cards.empty();
   if (!r.built_with_cuda) {
-    if (hardware) {
+    if (r.has_hardware()) {
       out.warning(
           "this machine has an NVIDIA card, but this build has no CUDA: run "
           "scripts/install-cuda.sh and build again");
@@ -64,10 +63,11 @@ void find_in_cuda(const Report& r, Findings& out) {
     return;
   }
   if (r.devices.empty()) {
-    if (hardware) {
+    if (r.has_hardware()) {
       out.problem("there is an NVIDIA card, but CUDA cannot use it: " + r.cuda_error);
     } else {
-      out.note("no NVIDIA card: nodes run on CPU");
+      out.note(std::string(r.what_is_missing()) +
+               ": nodes run on CPU (a container sees cards when it is started with --gpus)");
     }
     return;
   }

@@ -97,7 +97,9 @@ std::string card_text(const cuda::CardHealth& card) {
 std::string devices_text(const Report& r) {
   std::string out = "\ncards\n";
   if (r.devices.empty() && r.cards.empty()) {
-    line(out, "none", r.built_with_cuda ? r.cuda_error : "");
+    const bool fault = r.built_with_cuda && r.has_hardware();
+    const std::string_view why = r.built_with_cuda ? r.what_is_missing() : "this build has no CUDA";
+    line(out, "none", fault ? r.cuda_error : fmt::format("{}: CPU only", why));
     return out;
   }
   for (const cuda::DeviceInfo& d : r.devices) {

@@ -48,6 +48,13 @@ struct Report {
   };
   std::vector<Node> nodes;
   int supervisor = 0;  // process that runs that file now; 0: none
+
+  // Whether there is a card, usable or not.
+  [[nodiscard]] bool has_hardware() const { return system.nvidia_device_files || !cards.empty(); }
+  // Of a machine without one.
+  [[nodiscard]] std::string_view what_is_missing() const {
+    return cuda.driver == 0 ? "no NVIDIA driver found" : "no NVIDIA card found";
+  }
 };
 
 enum class Severity : uint8_t {

@@ -175,6 +175,21 @@ TEST(Findings, ThoseOfAClusterFileSayWhereAndWhatToDo) {
   EXPECT_TRUE(json[1].at("origin").is_null());
 }
 
+TEST(Render, AMachineWithoutCardsIsNoFaultOfCudas) {
+  Report r = cpu_machine();
+  r.cuda_error = "cudaGetDeviceCount(&count): CUDA driver version is insufficient";
+  const auto text = [&] { return render_text(r, find(r)); };
+  EXPECT_THAT(text(), HasSubstr("  none          no NVIDIA driver found: CPU only\n"));
+  EXPECT_THAT(text(), HasSubstr("note: no NVIDIA driver found: nodes run on CPU"));
+  EXPECT_THAT(text(), Not(HasSubstr("cudaGetDeviceCount")));
+  r.cuda.driver = 13000;
+  EXPECT_THAT(text(), HasSubstr("  none          no NVIDIA card found: CPU only\n"));
+  r.system.nvidia_device_files = true;
+  EXPECT_THAT(text(), HasSubstr("problem: there is an NVIDIA card, but CUDA cannot use it: cuda"));
+  r.built_with_cuda = false;
+  EXPECT_THAT(text(), HasSubstr("  none          this build has no CUDA: CPU only\n"));
+}
+
 TEST(Render, TheLastLineDoesNotHideWarnings) {
   const Report r = cpu_machine();
   const auto last = [&r](size_t warnings) {
