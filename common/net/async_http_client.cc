@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/config/units.h"
 #include "common/net/io_thread.h"
 
 namespace tandem {
@@ -33,13 +34,10 @@ using beast::error_code;
 struct Target {
   bool tls = false;
   std::string host;
-  std::string port;
+  uint16_t port = 0;
   std::string prefix;  // without a final slash
 
-  [[nodiscard]] std::string authority() const {
-    const std::string name = host.find(':') == std::string::npos ? host : "[" + host + "]";
-    return name + ":" + port;
-  }
+  [[nodiscard]] std::string authority() const { return format_host_port(host, port); }
 };
 
 Result<Target> parse_url(const std::string& url) {
@@ -66,20 +64,18 @@ Result<Target> parse_url(const std::string& url) {
   if (rest.find('@') != std::string_view::npos) return bad("carries credentials: use an API key");
   const size_t bracket = rest.rfind(']');
   const size_t colon = rest.rfind(':');
+  std::string_view port = target.tls ? "443" : "80";
   if (colon != std::string_view::npos && (bracket == std::string_view::npos || colon > bracket)) {
-    target.port = rest.substr(colon + 1);
+    port = rest.substr(colon + 1);
     rest = rest.substr(0, colon);
-  } else {
-    target.port = target.tls ? "443" : "80";
   }
   if (rest.starts_with('[') && rest.ends_with(']')) rest = rest.substr(1, rest.size() - 2);
   target.host = rest;
   if (target.host.empty()) return bad("names no host");
   // getaddrinfo() takes a larger number for what its lowest 16 bits say.
-  uint16_t port = 0;
-  const char* const end = target.port.data() + target.port.size();
-  const auto [last, error] = std::from_chars(target.port.data(), end, port);
-  if (error != std::errc() || last != end || port == 0) return bad("has a bad port");
+  const char* const end = port.data() + port.size();
+  const auto [last, error] = std::from_chars(port.data(), end, target.port);
+  if (error != std::errc() || last != end || target.port == 0) return bad("has a bad port");
   return target;
 }
 
@@ -323,7 +319,7 @@ Result<std::unique_ptr<AsyncHttpClient>> AsyncHttpClient::create(IoThread& io,
   TANDEM_ASSIGN(Target target, parse_url(url));
   error_code error;
   tcp::resolver resolver(io.context());
-  auto endpoints = resolver.resolve(target.host, target.port, error);
+  auto endpoints = resolver.resolve(target.host, std::to_string(target.port), error);
   if (error) {
     return fail(ErrorCode::kIo, "cannot resolve " + target.host + ": " + error.message(), "url");
   }

@@ -110,6 +110,15 @@ TEST_F(HttpClientTest, ReconnectsWhenTheServerClosedTheIdleConnection) {
   }
 }
 
+TEST_F(HttpClientTest, AnIpv6AddressIsNamedInBrackets) {
+  auto client = HttpClient::create("http://[::1]:1/v1", {});
+  ASSERT_TRUE(client) << client.error().detail;
+  const auto reply =
+      (*client)->request({.method = "GET", .target = "/", .headers = {}, .body = {}});
+  ASSERT_FALSE(reply);
+  EXPECT_THAT(reply.error().detail, HasSubstr("[::1]:1: "));
+}
+
 TEST_F(HttpClientTest, NobodyThereIsAnErrorThatNamesTheAddress) {
   start();
   connect();
