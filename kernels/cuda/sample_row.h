@@ -74,7 +74,6 @@ struct SamplingPlan {
 
 inline constexpr uint32_t kSampleGroup = 128;               // logits a warp takes at once
 inline constexpr uint32_t kSampleScratchBytes = 32u << 10;  // histograms, candidates, counts
-inline constexpr uint32_t kSampleSharedLimit = 227u << 10;  // of a block on sm_90
 inline constexpr uint32_t kMaxSampledVocab = 8 * 48 * 1024;
 
 // Few blocks where there is little to share out, else 8: the largest cluster every card grants.

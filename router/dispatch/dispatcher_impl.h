@@ -70,8 +70,6 @@ struct Request {
   }
   // The present attempt's first token has been delivered.
   [[nodiscard]] bool has_first() const { return answer.size() > tokens_before_here; }
-  // One token at most is wanted, so there is nothing to decode after the prefill.
-  [[nodiscard]] bool prefill_only() const { return tokens_left() <= 1; }
 };
 
 struct Node {
