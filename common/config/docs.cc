@@ -41,7 +41,7 @@ std::string escape_cell(std::string_view text) {
 
 // Writes one table per section, in the order of the fields; sections inside come after their
 // parent.
-class DocsWriter final : public SpellingVisitor {
+class DocsWriter final : public KeyedVisitor {
  public:
   std::string take() {
     std::string out(kIntroduction);
@@ -60,23 +60,25 @@ class DocsWriter final : public SpellingVisitor {
  protected:
   void leaf(const FieldInfo& info, const std::string& spelling, const std::string& type,
             const std::string& allowed) override {
-    Table& table = tables_[open_.back()];
-    const std::string key(info.key);
     const std::string shown =
         info.required && spelling == "\"\"" ? "(required)" : "`" + spelling + "`";
-    table.rows += "| `" + key + "`<br>`" + environment_name_of(table.key, key) + "` | " + type +
-                  " | " + escape_cell(shown) + " | " + escape_cell(allowed) + " | " +
-                  escape_cell(info.doc) + " | `" + escape_cell(info.example) + "` |\n";
+    tables_[open_.back()].rows +=
+        "| `" + std::string(info.key) + "`<br>`" + environment_name_of(key_of(info)) + "` | " +
+        type + " | " + escape_cell(shown) + " | " + escape_cell(allowed) + " | " +
+        escape_cell(info.doc) + " | `" + escape_cell(info.example) + "` |\n";
   }
-  void begin_section(const FieldInfo& info) override { push(info, ""); }
-  void end_section() override { open_.pop_back(); }
+  void entered(const FieldInfo& info) override {
+    tables_.push_back({section(), std::string(info.doc), {}});
+    open_.push_back(tables_.size() - 1);
+  }
+  void left() override { open_.pop_back(); }
   ListPlan begin_list(const FieldInfo& info, size_t) override {
-    push(info, "[]");
+    push(std::string(info.key) + "[].");
+    entered(info);
     return {true, 1};
   }
   void begin_item(size_t) override {}
   void end_item() override {}
-  void end_list() override { open_.pop_back(); }
 
  private:
   struct Table {
@@ -85,18 +87,10 @@ class DocsWriter final : public SpellingVisitor {
     std::string rows;
   };
 
-  static std::string environment_name_of(const std::string& section, const std::string& key) {
-    std::string pattern = section + "." + key;
+  static std::string environment_name_of(std::string pattern) {
     const size_t hole = pattern.find("[]");
     if (hole != std::string::npos) pattern.replace(hole, 2, "[N]");
     return environment_name(pattern);
-  }
-
-  void push(const FieldInfo& info, std::string_view suffix) {
-    std::string key(info.key);
-    if (!tables_[open_.back()].key.empty()) key = tables_[open_.back()].key + "." + key;
-    tables_.push_back({key + std::string(suffix), std::string(info.doc), {}});
-    open_.push_back(tables_.size() - 1);
   }
 
   std::vector<Table> tables_{Table{}};

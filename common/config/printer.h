@@ -39,12 +39,23 @@ class SpellingVisitor : public SchemaVisitor {
 // spelled in it is its own affair: begin_list() pushes what end_list() takes back.
 class KeyedVisitor : public SpellingVisitor {
  protected:
-  void begin_section(const FieldInfo& info) final { push(std::string(info.key) + "."); }
-  void end_section() final { pop(); }
-  void end_list() final { pop(); }
+  void begin_section(const FieldInfo& info) final {
+    push(std::string(info.key) + ".");
+    entered(info);
+  }
+  void end_section() final { leave(); }
+  void end_list() final { leave(); }
+
+  // What follows is inside this section, until left(); of a list, begin_list() says so itself.
+  virtual void entered(const FieldInfo&) {}
+  virtual void left() {}
 
   [[nodiscard]] std::string key_of(const FieldInfo& leaf) const {
     return prefix_ + std::string(leaf.key);
+  }
+  // "router.http", inside it; empty outside of every section.
+  [[nodiscard]] std::string section() const {
+    return prefix_.substr(0, prefix_.empty() ? 0 : prefix_.size() - 1);
   }
   void push(const std::string& part) {
     lengths_.push_back(prefix_.size());
@@ -56,6 +67,11 @@ class KeyedVisitor : public SpellingVisitor {
   }
 
  private:
+  void leave() {
+    left();
+    pop();
+  }
+
   std::string prefix_;
   std::vector<size_t> lengths_;
 };
