@@ -40,6 +40,7 @@ struct DecodeScheduler::State final : node::RoleState {
   void generate(const control::Generate& message) override;
   [[nodiscard]] Status check_new(RequestId request, TransferId transfer) const;
   void cancel(const control::Cancel& message) override;
+  void peer_here(const control::PeerHere&) override {}  // it sends to nobody
   void peer_gone(const control::PeerGone& message) override;
   void received(TransferId id, const std::string& commit, const transport::ReceiveStats& stats);
   [[nodiscard]] Result<control::Commit> check_commit(const Sequence& sequence,

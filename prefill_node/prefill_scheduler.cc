@@ -94,6 +94,11 @@ void PrefillScheduler::State::cancel(const control::Cancel& m) {
   }
 }
 
+void PrefillScheduler::State::peer_here(const control::PeerHere& m) {
+  // Where it cannot be reached, the first transfer fails and tells the router why.
+  (void)deps.transport.meet(m.transport_address());
+}
+
 void PrefillScheduler::State::peer_gone(const control::PeerGone& m) {
   const Generation gone{m.generation()};
   for (auto& job : jobs) {

@@ -23,6 +23,7 @@ struct PrefillScheduler::State final : node::RoleState {
   void prefill(const control::Prefill& message) override;
   [[nodiscard]] Status check(const control::Prefill& message, const Job& job) const;
   void cancel(const control::Cancel& message) override;
+  void peer_here(const control::PeerHere& message) override;
   void peer_gone(const control::PeerGone& message) override;
   void finish_send(TransferId id, const transport::SendStats& stats);
   void fail_send(TransferId id, const Error& error);

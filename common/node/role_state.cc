@@ -30,6 +30,9 @@ void RoleState::on_message(const control::ToNode& message) {
     case control::ToNode::kCancel:
       cancel(message.cancel());
       break;
+    case control::ToNode::kPeerHere:
+      peer_here(message.peer_here());
+      break;
     case control::ToNode::kPeerGone:
       peer_gone(message.peer_gone());
       break;

@@ -46,6 +46,7 @@ struct RoleState {
   virtual void reserve(const control::Reserve& message);
   virtual void generate(const control::Generate& message);
 
+  virtual void peer_here(const control::PeerHere& message) = 0;
   virtual void cancel(const control::Cancel& message) = 0;
   virtual void peer_gone(const control::PeerGone& message) = 0;
   virtual void drop_everything(const Error& why) = 0;  // without a word to the router

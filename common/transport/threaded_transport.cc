@@ -58,6 +58,12 @@ void ThreadedTransport::fence(Generation sender) {
   push(Fence{sender});
 }
 
+Status ThreadedTransport::meet(const std::string& receiver) {
+  TANDEM_TRY(check_address(receiver));
+  push(Meet{receiver});
+  return {};
+}
+
 Status ThreadedTransport::open_send(const SendSpec& spec) {
   TANDEM_TRY(check_address(spec.address));
   TANDEM_TRY(sends_.open(spec));

@@ -48,6 +48,7 @@ class ThreadedTransport : public Transport {
   void close_receive(TransferId id) final { receives_.close(id); }
   void fence(Generation sender) final;
   void readmit(Generation sender) final { receives_.readmit(sender); }
+  [[nodiscard]] Status meet(const std::string& receiver) final;
   [[nodiscard]] Status open_send(const SendSpec& spec) final;
   [[nodiscard]] Status post_pages(TransferId id, uint32_t layer, uint32_t first_page,
                                   std::span<const std::span<const std::byte>> pages) final;
@@ -71,7 +72,7 @@ class ThreadedTransport : public Transport {
   [[nodiscard]] virtual Status set_up() = 0;
   virtual void loop(const std::stop_token& stop) = 0;  // after a good set_up()
   virtual void tear_down() = 0;
-  // An error ends the transfer that asked for it.
+  // An error ends the transfer that asked for it, if one did.
   [[nodiscard]] virtual Status connect(const std::string& address) = 0;
   // Of an open transfer to that address. Whatever becomes of it, forget_posts() is told.
   virtual void send_post(KvPost post, const std::string& address) = 0;
@@ -95,6 +96,9 @@ class ThreadedTransport : public Transport {
   struct Connect {
     TransferId id;
   };
+  struct Meet {
+    std::string address;
+  };
   struct End {  // cancel_send, or a post that failed
     TransferId id;
     Error error;
@@ -103,7 +107,7 @@ class ThreadedTransport : public Transport {
   struct Fence {
     Generation sender;
   };
-  using Command = std::variant<Connect, KvPost, End, Fence>;
+  using Command = std::variant<Connect, Meet, KvPost, End, Fence>;
 
   // ---- any thread ----
   void push(Command command);
@@ -112,6 +116,7 @@ class ThreadedTransport : public Transport {
   // ---- the transport's thread ----
   void run(const std::stop_token& stop, std::promise<Status>& started);
   void handle(Connect&& c);
+  void handle(Meet&& m) { (void)connect(m.address); }  // the first transfer tries again and tells
   void handle(KvPost&& p);
   void handle(End&& e) { end_send(e.id, e.error, e.kind); }
   void handle(Fence&& f) { receives_.end_shut_out(f.sender); }

@@ -138,6 +138,12 @@ class Transport {
   // What fence() ended stays ended, and transfer ids never repeat, so nothing of before can land.
   virtual void readmit(Generation sender) = 0;
 
+  // Makes ready what transfers to a receiver will need (connections, mapped memory, communicators;
+  // of UCX the endpoint, whose connection UCX makes with the first message), so that the first does
+  // not wait for it. Asynchronous: a failure shows in the first transfer, which connects anew.
+  // Fails for an address that open_send() would refuse.
+  [[nodiscard]] virtual Status meet(const std::string& receiver) = 0;
+
   // Fails when too many sends are open (kQueueFull) or the address is malformed; connecting itself
   // is asynchronous and fails through on_send_failed.
   [[nodiscard]] virtual Status open_send(const SendSpec& spec) = 0;

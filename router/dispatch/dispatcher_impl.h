@@ -100,6 +100,8 @@ class Dispatcher::Impl {
   void cancel(RequestId id, bool satisfied);
   control::Welcome on_node_connected(NodeHandle handle, const control::Hello& hello);
   void on_message(NodeHandle handle, const control::ToRouter& message);
+  // Tells whoever sends KV of the receivers that it will send to.
+  void introduce(const Node& fresh, control::Welcome& welcome) const;
   void remove_node(NodeHandle handle, const std::string& why);
   void tick();
   void drain();

@@ -109,6 +109,7 @@ control::Welcome Dispatcher::Impl::on_node_connected(NodeHandle handle,
     *free = true;
     n->slot = static_cast<size_t>(free - slots_.begin());
   }
+  introduce(*n, welcome);
   nodes_[handle.value] = std::move(n);
   std::erase_if(lost_, [&](const auto& entry) { return entry.first.id == hello.node_id(); });
   welcome.set_admitted(true);
@@ -119,6 +120,24 @@ control::Welcome Dispatcher::Impl::on_node_connected(NodeHandle handle,
                   hello.compatibility().kv_format(), hello.transport_detail()),
       hello.node_id(), 0);
   return welcome;
+}
+
+void Dispatcher::Impl::introduce(const Node& fresh, control::Welcome& welcome) const {
+  const auto describe = [](const Node& receiver, control::PeerHere& peer) {
+    peer.set_node_id(receiver.id());
+    peer.set_transport(receiver.hello.transport());
+    peer.set_transport_address(receiver.hello.transport_address());
+  };
+  for (const auto& [handle, other] : nodes_) {
+    if (other->role == fresh.role) continue;
+    if (fresh.role == NodeRole::kPrefill) {
+      describe(*other, *welcome.add_peers());
+      continue;
+    }
+    control::ToNode message;
+    describe(fresh, *message.mutable_peer_here());
+    deps_.send(other->handle, message);
+  }
 }
 
 void Dispatcher::Impl::remove_node(NodeHandle handle, const std::string& why) {

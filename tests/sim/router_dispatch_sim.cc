@@ -234,6 +234,33 @@ TEST(Failures, KvThatNeverArrivesIsSentAgainAfterItsLease) {
   EXPECT_EQ(c.dispatcher->counters().resumes, 1U);
 }
 
+// Whichever comes first: a prefill node hears of every decode node, and of nobody else.
+TEST(Introductions, PrefillNodesHearOfDecodeNodesBeforeAnyRequest) {
+  Cluster c(1);
+  const auto addresses = [](const FakeNode& node) {
+    std::vector<std::string> out;
+    for (const control::PeerHere& peer : node.welcome.peers())
+      out.push_back(peer.node_id() + " " + peer.transport_address());
+    for (const control::ToNode& m : node.inbox)
+      if (m.has_peer_here())
+        out.push_back(m.peer_here().node_id() + " " + m.peer_here().transport_address());
+    std::sort(out.begin(), out.end());
+    return out;
+  };
+  FakeNode& first = c.add(control::ROLE_DECODE, "decode-0");
+  FakeNode& prefill = c.add(control::ROLE_PREFILL, "prefill-0");
+  FakeNode& other = c.add(control::ROLE_PREFILL, "prefill-1");
+  FakeNode& second = c.add(control::ROLE_DECODE, "decode-1");
+  c.run(milliseconds(5));
+  const std::vector<std::string> both{"decode-0 " + first.hello.transport_address(),
+                                      "decode-1 " + second.hello.transport_address()};
+  EXPECT_NE(first.hello.transport_address(), second.hello.transport_address());
+  EXPECT_EQ(addresses(prefill), both);
+  EXPECT_EQ(addresses(other), both);
+  EXPECT_TRUE(addresses(first).empty());
+  EXPECT_TRUE(addresses(second).empty());
+}
+
 // ---- failures.md 10: prefill restart crashes decode
 TEST(Failures, ARestartedPrefillIsFencedByItsGeneration) {
   Pair c;

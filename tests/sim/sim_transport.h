@@ -51,6 +51,10 @@ class SimTransport final : public transport::Transport {
   void close_receive(TransferId id) override;
   void fence(Generation sender) override;
   void readmit(Generation sender) override { fenced_.erase(sender); }
+  [[nodiscard]] Status meet(const std::string& receiver) override {
+    met.push_back(receiver);
+    return {};
+  }
   [[nodiscard]] Status open_send(const transport::SendSpec& spec) override;
   [[nodiscard]] Status post_pages(TransferId id, uint32_t layer, uint32_t first_page,
                                   std::span<const std::span<const std::byte>> pages) override;
@@ -62,6 +66,7 @@ class SimTransport final : public transport::Transport {
 
   [[nodiscard]] size_t open_receives() const { return receives_.size(); }
   [[nodiscard]] size_t open_sends() const { return sends_.size(); }
+  std::vector<std::string> met;
   // Pages of every open receive, for tests that look for late writes.
   uint64_t pages_written = 0;
 

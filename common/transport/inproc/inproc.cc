@@ -85,11 +85,13 @@ class InprocTransport final : public Transport {
   }
   void readmit(Generation sender) override { receives_.readmit(sender); }
 
+  Status meet(const std::string& receiver) override {
+    if (receiver.starts_with(kScheme)) return {};
+    return fail(ErrorCode::kInvalidArgument,
+                "'" + receiver + "' is not the address of an inproc transport", "address");
+  }
   Status open_send(const SendSpec& spec) override {
-    if (!spec.address.starts_with(kScheme)) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "'" + spec.address + "' is not the address of an inproc transport", "address");
-    }
+    TANDEM_TRY(meet(spec.address));
     TANDEM_TRY(sends_.open(spec));
     bool known = false;
     {

@@ -83,6 +83,7 @@ class UcxTransport final : public Transport, private TransportEvents {
   void fence(Generation sender) override { receiver().fence(sender); }
   void readmit(Generation sender) override { receiver().readmit(sender); }
 
+  Status meet(const std::string& receiver) override;
   Status open_send(const SendSpec& spec) override;
   Status post_pages(TransferId id, uint32_t layer, uint32_t first_page,
                     std::span<const std::span<const std::byte>> pages) override {
@@ -120,6 +121,11 @@ class UcxTransport final : public Transport, private TransportEvents {
     return local_ ? static_cast<Transport&>(*local_) : *network_;
   }
   [[nodiscard]] bool reaches_locally(const UcxAddress& to);
+  struct Way {
+    Transport& transport;
+    std::string address;  // of the receiver, as this way names it
+  };
+  [[nodiscard]] Result<Way> way_to(const std::string& receiver);
   // Where nothing is open under that id: any way, to say so.
   [[nodiscard]] Transport& way_of(TransferId id) {
     std::lock_guard lock(mutex_);
@@ -175,15 +181,23 @@ bool UcxTransport::reaches_locally(const UcxAddress& to) {
   return false;
 }
 
+Result<UcxTransport::Way> UcxTransport::way_to(const std::string& receiver) {
+  TANDEM_ASSIGN(UcxAddress to, parse_ucx_address(receiver));
+  if (reaches_locally(to)) return Way{*local_, to.local};
+  to.local.clear();  // as the peer itself names this way
+  return Way{*network_, encode_ucx_address(to)};
+}
+
+Status UcxTransport::meet(const std::string& receiver) {
+  TANDEM_ASSIGN(const Way way, way_to(receiver));
+  return way.transport.meet(way.address);
+}
+
 Status UcxTransport::open_send(const SendSpec& spec) {
-  TANDEM_ASSIGN(UcxAddress to, parse_ucx_address(spec.address));
+  TANDEM_ASSIGN(Way way, way_to(spec.address));
   SendSpec part = spec;
-  if (!reaches_locally(to)) {
-    to.local.clear();  // as the peer itself names this way
-    part.address = encode_ucx_address(to);
-    return network_->open_send(part);
-  }
-  part.address = to.local;
+  part.address = std::move(way.address);
+  if (&way.transport == network_.get()) return network_->open_send(part);
   {
     std::lock_guard lock(mutex_);
     if (!by_local_.insert(spec.id).second) {

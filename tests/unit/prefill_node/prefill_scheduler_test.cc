@@ -460,6 +460,16 @@ TEST_F(PrefillSchedulerTest, ARepeatedPrefillIsDoneOnce) {
   EXPECT_TRUE(failures().empty());
 }
 
+TEST_F(PrefillSchedulerTest, ConnectsToADecodeNodeAsSoonAsItIsThere) {
+  start();
+  control::ToNode here;
+  here.mutable_peer_here()->set_node_id("decode-0");
+  here.mutable_peer_here()->set_transport("inproc");
+  here.mutable_peer_here()->set_transport_address("landing#9");
+  node_->receive(here);
+  EXPECT_EQ(node_->wire().met, std::vector<std::string>{"landing#9"});
+}
+
 TEST_F(PrefillSchedulerTest, AGoneDecodeNodeFailsOnlyItsOwnTransfers) {
   start();
   hand_over(1, request(100));

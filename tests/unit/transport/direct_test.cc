@@ -76,6 +76,17 @@ TEST(PieceChecksum, CountsEveryWordAndItsPlace) {
   EXPECT_NE(piece_checksum(std::span(bytes).first(48)), piece_checksum(bytes));
 }
 
+// Memory is mapped and links are known once the two have met.
+class MetDirect : public TransportSuite<DirectBackend<Paired>> {};
+TEST_F(MetDirect, IsConnectedBeforeTheFirstTransfer) {
+  EXPECT_NE(sender_.transport->detail().find("not connected yet"), std::string::npos);
+  ASSERT_TRUE(sender_.transport->meet(receiver_.transport->address()));
+  EXPECT_TRUE(backend_.until([&] {
+    return sender_.transport->detail().find("not connected yet") == std::string::npos;
+  })) << sender_.transport->detail();
+  expect_works(TransferId{1});
+}
+
 // Another version of the library that moves the pages: both sides say which, in words.
 TEST(DirectTransport, AMismatchOfVersionsFailsTheTransferNamingBoth) {
   SteadyClock clock;

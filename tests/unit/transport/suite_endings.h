@@ -238,6 +238,17 @@ TYPED_TEST_P(TransportSuite, AReceiverThatCameBackIsReachedAtItsNewAddress) {
   this->expect_works(TransferId{2});
 }
 
+// Twice, and whoever is met before a transfer or not is served alike.
+TYPED_TEST_P(TransportSuite, APeerMayBeMetBeforeTheFirstTransfer) {
+  for (int time = 0; time < 2; ++time) {
+    const Status met = this->sender_.transport->meet(this->receiver_.transport->address());
+    ASSERT_TRUE(met) << met.error().to_string();
+  }
+  this->expect_works(TransferId{1});
+  EXPECT_FALSE(this->sender_.transport->meet("nobody"));
+  this->expect_works(TransferId{2});
+}
+
 TYPED_TEST_P(TransportSuite, NamesWhatIsInUse) {
   EXPECT_FALSE(this->sender_.transport->name().empty());
   EXPECT_TRUE(this->sender_.transport->detail().starts_with(this->sender_.transport->name()));

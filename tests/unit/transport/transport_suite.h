@@ -21,6 +21,6 @@ REGISTER_TYPED_TEST_SUITE_P(
     AReadmittedSenderWritesNewTransfersAndNoOldOne, ReplayedFramesAreDroppedAndCounted,
     HostileFramesAreCountedAndChangeNothing, AFrameOutsideItsReservationFailsThatTransferOnly,
     ADeadReceiverFailsItsTransfersWithinASecond, AReceiverThatCameBackIsReachedAtItsNewAddress,
-    NamesWhatIsInUse);
+    APeerMayBeMetBeforeTheFirstTransfer, NamesWhatIsInUse);
 
 }  // namespace tandem::transport::testing
