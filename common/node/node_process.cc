@@ -102,7 +102,7 @@ struct NodeProcess::State final : transport::TransportEvents {
   void send_heartbeat();
   void restart_session();
 
-  // ---- device threads and the mover's: what a lost device says is the last that is heard of it
+  // ---- any thread that hears of the device: what a lost one says is the last that is heard of it
   void deliver(StepResult result) {
     if (!result.outputs && result.outputs.error().code == ErrorCode::kDeviceLost)
       return device_lost(result.outputs.error());
@@ -120,6 +120,13 @@ struct NodeProcess::State final : transport::TransportEvents {
     is_failed = true;
   }
 
+  // The self-test fails the start instead.
+  bool lost_in_transfer(TransferId id, const Error& error) {
+    if (error.code != ErrorCode::kDeviceLost || id == kLoopbackTransfer) return false;
+    device_lost(error);
+    return true;
+  }
+
   // ---- HTTP threads
   void serve();
 
@@ -132,6 +139,7 @@ struct NodeProcess::State final : transport::TransportEvents {
     });
   }
   void on_receive_failed(TransferId id, Error error) override {
+    if (lost_in_transfer(id, error)) return;
     io.post([this, id, error = std::move(error)] {
       if (id == kLoopbackTransfer) return loopback ? loopback->on_failed(error) : void();
       if (scheduler) scheduler->on_receive_failed(id, error);
@@ -144,6 +152,7 @@ struct NodeProcess::State final : transport::TransportEvents {
     });
   }
   void on_send_failed(TransferId id, Error error) override {
+    if (lost_in_transfer(id, error)) return;
     io.post([this, id, error = std::move(error)] {
       if (id == kLoopbackTransfer) return loopback ? loopback->on_failed(error) : void();
       if (scheduler) scheduler->on_send_failed(id, error);
@@ -165,6 +174,7 @@ struct NodeProcess::State final : transport::TransportEvents {
   IoThread io{"tandem-control"};
   std::unique_ptr<KvStore> kv;
   ChosenTransport chosen_transport;
+  std::unique_ptr<transport::TransportEvents> wrapped_events;  // spec.wrap_events
   std::unique_ptr<transport::Transport> transport;
   LoopbackTest* loopback = nullptr;      // control thread; during the self-test
   std::shared_ptr<Scheduler> scheduler;  // control thread, from start_scheduler() on
@@ -273,15 +283,17 @@ Status NodeProcess::State::start_transport() {
                                                            nvml_readings(spec.config.gpu.libraries))
                                          : TransportPlace{};
   chosen_transport = choose_transport(spec.settings.transport, place);
-  TANDEM_ASSIGN(
-      transport,
-      open_transport(chosen_transport, spec.settings.transport,
-                     model.device.cuda ? std::optional(model.device.index) : std::nullopt,
-                     spec.config.gpu.libraries,
-                     {.self = generation, .clock = clock, .events = *this, .memory = &kv->memory()},
-                     [this](const std::string& text) {
-                       log.warning("transport_warning", {{"detail", text}});
-                     }));
+  if (spec.wrap_events) wrapped_events = spec.wrap_events(*this);
+  transport::TransportEvents& events = wrapped_events ? *wrapped_events : *this;
+  TANDEM_ASSIGN(transport,
+                open_transport(
+                    chosen_transport, spec.settings.transport,
+                    model.device.cuda ? std::optional(model.device.index) : std::nullopt,
+                    spec.config.gpu.libraries,
+                    {.self = generation, .clock = clock, .events = events, .memory = &kv->memory()},
+                    [this](const std::string& text) {
+                      log.warning("transport_warning", {{"detail", text}});
+                    }));
   metrics
       .gauges("tandem_" + spec.role_name + "_transport_choice_info",
               "1 for the transport in use and why it was chosen",

@@ -42,6 +42,9 @@ struct NodeSpec {
   std::function<std::unique_ptr<Scheduler>(const SchedulerDeps&)> make_scheduler;
   // Puts something between scheduler and engine, such as a fault in a test; null: nothing.
   std::function<StepFunction(StepFunction)> wrap_step = {};
+  // The same between transport and node.
+  std::function<std::unique_ptr<transport::TransportEvents>(transport::TransportEvents&)>
+      wrap_events = {};
 };
 
 // A node's process: control thread, device thread, transport, metrics endpoint and the connection

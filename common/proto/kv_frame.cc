@@ -179,7 +179,9 @@ Error parse_kv_reason(std::span<const std::byte> payload) {
     text += c >= ' ' && c <= '~' ? c : '?';
   }
   const bool known = code <= static_cast<uint8_t>(kLastErrorCode);
-  return make_error(known ? static_cast<ErrorCode>(code) : ErrorCode::kTransport, std::move(text));
+  const ErrorCode said = known ? static_cast<ErrorCode>(code) : ErrorCode::kTransport;
+  // The peer's device, not one of this process, which would end for the loss of its own.
+  return make_error(said == ErrorCode::kDeviceLost ? ErrorCode::kTransport : said, std::move(text));
 }
 
 }  // namespace tandem::proto

@@ -76,6 +76,8 @@ struct SendStats {
   TimePoint last_completion;
 };
 
+// kDeviceLost of a failure is this process's own device, never the peer's: nothing will be moved
+// from or to it any more.
 class TransportEvents {
  public:
   virtual ~TransportEvents() = default;

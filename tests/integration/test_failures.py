@@ -65,14 +65,31 @@ def test_the_only_decode_node_comes_back_and_the_stream_goes_on(start):
     cluster.wait_idle()
 
 
-def test_a_lost_device_ends_the_node_and_loses_no_token(start, tmp_path):
-    """A sticky error of the device in mid-stream: the node says so, exits, is started again; its stream goes on elsewhere."""
-    fault = tmp_path / "lose-the-device"
+@pytest.fixture
+def start_failing(start, tmp_path):
+    """Two decode nodes whose device can be lost (failing_decode.cc), in steps or in transfers, by touching the file given."""
     failing = harness.BIN.parent / "tests/failing-decode"
     if not failing.exists():
         pytest.skip("failing-decode is built in build trees only")
     programs = harness.programs_with(tmp_path / "bin", tandem_decode=failing)
-    cluster = start({"decode": [{"threads": 1}, {"threads": 1}]}, env={"FAIL_DEVICE_FILE": fault}, programs=programs)
+    return lambda variable, fault: start({"decode": [{"threads": 1}, {"threads": 1}]}, env={variable: fault}, programs=programs)
+
+
+def expect_a_device_lost_once(cluster):
+    names = ("decode-0", "decode-1")
+    lost = wait_until(lambda: next((name for name in names if cluster.restarts(name)), None), 20, "a node's restart")
+    assert sum(cluster.restarts(name) for name in names) == 1
+    log = (cluster.run_dir / f"{lost}.log").read_text()
+    assert "device_lost" in log and "illegal memory access" in log
+    assert re.search(rf"{lost}.* ended with exit code 1", (cluster.folder / "up.log").read_text())
+    cluster.wait_ready()
+    cluster.wait_nodes(3)
+
+
+def test_a_lost_device_ends_the_node_and_loses_no_token(start_failing, tmp_path):
+    """A sticky error of the device in mid-stream: the node says so, exits, is started again; its stream goes on elsewhere."""
+    fault = tmp_path / "lose-the-device"
+    cluster = start_failing("FAIL_STEP_FILE", fault)
     reference = expected_text(cluster)
     stream = cluster.long_answer()
     events = []
@@ -84,15 +101,20 @@ def test_a_lost_device_ends_the_node_and_loses_no_token(start, tmp_path):
     assert not [e for e in events if "error" in e]
     assert "".join(map(text_of, events)) == reference
     assert events[-1]["usage"]["completion_tokens"] == 400
-    names = ("decode-0", "decode-1")
-    lost = wait_until(lambda: next((name for name in names if cluster.restarts(name)), None), 20, "a node's restart")
-    assert sum(cluster.restarts(name) for name in names) == 1
-    log = (cluster.run_dir / f"{lost}.log").read_text()
-    assert "device_lost" in log and "illegal memory access" in log
-    assert re.search(rf"{lost}.* ended with exit code 1", (cluster.folder / "up.log").read_text())
-    cluster.wait_ready()
-    cluster.wait_nodes(3)
+    expect_a_device_lost_once(cluster)
     assert expected_text(cluster) == reference
+    cluster.wait_idle()
+
+
+def test_a_device_that_transfers_find_lost_ends_the_node_too(start_failing, tmp_path):
+    """Nothing would ever arrive there again, though steps of what it has might go on."""
+    fault = tmp_path / "lose-the-device"
+    cluster = start_failing("FAIL_TRANSFER_FILE", fault)
+    fault.touch()
+    text = cluster.long_answer().text()
+    assert not fault.exists(), "no transfer failed"
+    expect_a_device_lost_once(cluster)
+    assert text == expected_text(cluster)
     cluster.wait_idle()
 
 

@@ -204,6 +204,8 @@ void DeviceCopier::collect(bool wait) {
 
 void DeviceCopier::fail_all(Status status) {
   status_ = std::move(status);
+  // Whatever it was, every later transfer would fail as well: only a new process helps.
+  status_.error().code = ErrorCode::kDeviceLost;
   waiting_.clear();
   waiting_bytes_ = 0;
   batches_.clear();

@@ -29,7 +29,7 @@ class PageCopier {
   [[nodiscard]] virtual Ticket add(std::span<const Piece> pieces) = 0;
   virtual void flush() = 0;
   // The checksums of a ticket's pieces (piece_checksum) once they are done; each ticket is taken
-  // once, in the order of add(). Empty: not done yet. An error is the device's: it can do no more.
+  // once, in the order of add(). Empty: not done yet. An error is kDeviceLost: it can do no more.
   [[nodiscard]] virtual Result<std::optional<std::vector<uint64_t>>> taken(Ticket ticket) = 0;
   [[nodiscard]] virtual bool busy() const = 0;
   // Returns when nothing that was added is still to be written. A barrier for close_receive().

@@ -129,6 +129,13 @@ TEST(KvFrame, ReasonsCarryTheCodeAndThePeersWords) {
   EXPECT_EQ(encode_kv_reason(ErrorCode::kIo, std::string(5000, 'x')).size(), kMaxKvReason + 1);
 }
 
+TEST(KvFrame, APeersLostDeviceIsNotOurs) {
+  const std::string payload = encode_kv_reason(ErrorCode::kDeviceLost, "illegal memory access");
+  const Error error = parse_kv_reason(std::as_bytes(std::span(payload)));
+  EXPECT_EQ(error.code, ErrorCode::kTransport);
+  EXPECT_EQ(error.detail, "illegal memory access");
+}
+
 TEST(KvFrame, HostileReasonsAreMadeHarmless) {
   const std::string payload = "\xfe\x1b[31m\n\xff";
   const Error error = parse_kv_reason(std::as_bytes(std::span(payload)));

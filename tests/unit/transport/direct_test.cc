@@ -116,6 +116,54 @@ TEST(DirectTransport, AMismatchOfVersionsFailsTheTransferNamingBoth) {
       << a.events.send_failed(TransferId{1})->detail;
 }
 
+// A lost device is told as such on its own side, so that the process can end, and on no other.
+TEST(DirectTransport, ALostDeviceFailsTheTransfersOfItsSideAsOne) {
+  for (const bool sends : {true, false}) {
+    SteadyClock clock;
+    Node a;
+    Node b;
+    std::array<HostFabric*, 2> fabrics{};
+    for (Node* node : {&a, &b}) {
+      auto fabric = std::make_unique<HostFabric>(HostMode::kPaired);
+      fabrics[node == &a ? 0 : 1] = fabric.get();
+      node->transport =
+          create_direct_transport(std::move(fabric),
+                                  {Generation{node == &a ? 1u : 2u}, clock, node->events, {}})
+              .value();
+    }
+    Pages from(kLayout, 3, 0, 5);
+    Pages into(kLayout, 3, 0);
+    ReceivePlan plan{.id = TransferId{1},
+                     .sender = Generation{1},
+                     .layout = kLayout,
+                     .pages = 3,
+                     .deadline = seconds(20)};
+    plan.destination = [&](uint32_t layer, uint32_t i) { return into.page(layer, i); };
+    ASSERT_TRUE(b.transport->open_receive(plan));
+    ASSERT_TRUE(a.transport->open_send({.id = TransferId{1},
+                                        .receiver = Generation{2},
+                                        .address = b.transport->address(),
+                                        .layout = kLayout,
+                                        .pages = 3,
+                                        .tail_rows = 0,
+                                        .deadline = seconds(20)}));
+    fabrics[sends ? 0 : 1]->lose_device();
+    std::vector<std::span<const std::byte>> pages;
+    for (uint32_t i = 0; i < 3; ++i) pages.push_back(from.page(0, i));
+    ASSERT_TRUE(a.transport->post_pages(TransferId{1}, 0, 0, pages));
+    const TimePoint give_up = clock.now() + seconds(20);
+    while ((a.events.events(TransferId{1}) == 0 || b.events.events(TransferId{1}) == 0) &&
+           clock.now() < give_up) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    const auto sent = a.events.send_failed(TransferId{1});
+    const auto received = b.events.receive_failed(TransferId{1});
+    ASSERT_TRUE(sent && received);
+    EXPECT_EQ(sent->code == ErrorCode::kDeviceLost, sends) << sent->detail;
+    EXPECT_EQ(received->code == ErrorCode::kDeviceLost, !sends) << received->detail;
+  }
+}
+
 TEST(DirectTransport, SendsToItself) {
   for (const HostMode mode : {HostMode::kPull, HostMode::kPaired}) {
     SteadyClock clock;

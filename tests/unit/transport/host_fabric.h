@@ -28,6 +28,7 @@ class HostCopier final : public PageCopier {
   }
   Result<std::optional<std::vector<uint64_t>>> taken(Ticket ticket) override {
     std::lock_guard lock(mutex_);
+    if (lost_) return fail(ErrorCode::kDeviceLost, "an illegal memory access was encountered");
     const auto it = std::ranges::find(work_, ticket, &Work::ticket);
     if (it == work_.end() || !it->started) return std::nullopt;
     if (!it->asked && !it->sums) {
@@ -42,6 +43,12 @@ class HostCopier final : public PageCopier {
   bool busy() const override {
     std::lock_guard lock(mutex_);
     return !work_.empty();
+  }
+  // From now on as a copier whose device is gone.
+  void lose_device() {
+    std::lock_guard lock(mutex_);
+    lost_ = true;
+    work_.clear();
   }
   void drain() override {
     std::lock_guard lock(mutex_);
@@ -70,6 +77,7 @@ class HostCopier final : public PageCopier {
   mutable std::mutex mutex_;
   std::deque<Work> work_;
   Ticket last_ = 0;
+  bool lost_ = false;
 };
 
 // kPull: the receiver reads the sender's pages, as over cuda_ipc. kPaired: the sender gathers into
@@ -82,6 +90,7 @@ class HostFabric final : public Fabric {
   std::string_view name() const override { return "host"; }
   std::string version() const override { return version_; }
   PageCopier& copier() override { return copier_; }
+  void lose_device() { copier_.lose_device(); }
   size_t frame_bytes() const override { return 256u << 10; }
   Status start() override { return {}; }
   Result<std::string> hello(bool sender) override {
