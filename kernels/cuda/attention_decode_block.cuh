@@ -299,7 +299,7 @@ class Block : BlockShared<BlockConfig<F, kDim>> {
     if constexpr (C::kSides) {
       release();
       fill(w.k);
-      state_.weigh(s, {0.0F, 0.0F});
+      state_.weigh(s);
       values = take();
     }
     if (special) {
@@ -369,15 +369,15 @@ class Block : BlockShared<BlockConfig<F, kDim>> {
   __device__ __forceinline__ void add_values(const std::byte* values, float (&s)[4]) {
     float scales[2];
     token_scales<C::kValue>(values, scales);
-    float sizes[2] = {0.0F, 0.0F};
     if constexpr (C::kValue == Coding::kInt8 || C::kValue == Coding::kE4m3) {
-      sizes[0] = scale_log2(scales[0]);
-      sizes[1] = scale_log2(scales[1]);
+      const float sizes[2] = {scale_log2(scales[0]), scale_log2(scales[1])};
+      state_.weigh(s, {s[0] + sizes[0], s[1] + sizes[0], s[2] + sizes[1], s[3] + sizes[1]});
+    } else if constexpr (!C::kSides) {
+      state_.weigh(s);
     }
-    if constexpr (!C::kSides) state_.weigh(s, sizes);
     uint32_t weights[2];
     pack_weights<C::Value::kMath>(s, scales, weights);
-    C::Value::accumulate(values, weights, state_.acc);
+    C::Value::accumulate(values, weights, state_.acc, state_.base);
   }
 
   // ---- the open page of formats that keep it exactly ----
@@ -405,10 +405,11 @@ class Block : BlockShared<BlockConfig<F, kDim>> {
 #pragma unroll
     for (float& x : s) x *= args_.scale_log2;
     mask(s, w.open, w.seen);
-    state_.weigh(s, none);
+    state_.weigh(s);
     uint32_t weights[2];
     pack_weights<Math::kBf16>(s, one, weights);
-    Values<Coding::kBf16, kDim, C::Value::kRunChannels>::accumulate(values, weights, state_.acc);
+    Values<Coding::kBf16, kDim, C::Value::kRunChannels>::accumulate(values, weights, state_.acc,
+                                                                    state_.base);
     __syncwarp();
   }
 
@@ -466,7 +467,7 @@ class Block : BlockShared<BlockConfig<F, kDim>> {
     for (uint32_t t = 0; t < C::Value::kTiles; ++t)
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i)
-        to[i % 2 * C::kPadded + t * 16 + i / 2 * 8] = state_.acc[t][i];
+        to[i % 2 * C::kPadded + t * 16 + i / 2 * 8] = state_.total(t, i);
   }
 
   // Walkers: copies.

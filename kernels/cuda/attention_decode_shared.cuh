@@ -15,7 +15,7 @@ struct BlockConfig {
   static constexpr Coding kKey = key_coding(F);
   static constexpr Coding kValue = value_coding(F);
   static constexpr bool kExact = F == kv::KvFormat::kInt4;
-  static constexpr uint32_t kWalkers = kDim > 128 ? 4 : 8;
+  static constexpr uint32_t kWalkers = kDim > 128 ? 4 : kExact ? 7 : 8;
   static constexpr uint32_t kThreads = (kWalkers + 1) * kWarp;
   static constexpr uint32_t kHeadDim = kDim;
   static constexpr uint32_t kColumns = kDecodeColumns;
@@ -196,7 +196,7 @@ class BlockShared {
         return s < unit.splits ? __ldcg(reinterpret_cast<const float2*>(partial(unit.partial + s) +
                                                                         C::kColumns * kDim) +
                                         column)
-                               : float2{-INFINITY, 0.0F};
+                               : float2{kNoMaximum, 0.0F};
       };
       Merge merge;
       for (uint32_t s = 0; s < unit.splits; s += kBatch) {

@@ -15,9 +15,9 @@ __device__ __forceinline__ void rescale(uint32_t (&fragment)[kWords], float by) 
     two = pack<M>(__uint_as_float(two << 16) * by, __uint_as_float(two & 0xffff0000U) * by);
 }
 
-// bf16 to half, scaled by a power of two per column so that the largest lies in [4, 8): times the
-// largest key it still fits. Returns what undoes the scaling.
-template <uint32_t kWords>
+// bf16 to half, scaled by a power of two per column so that the largest lies in [2^kTop,
+// 2^(kTop+1)). Returns what undoes the scaling.
+template <uint32_t kTop, uint32_t kWords>
 __device__ __forceinline__ float halve(uint32_t (&fragment)[kWords]) {
   float top = 0.0F;
 #pragma unroll
@@ -27,8 +27,8 @@ __device__ __forceinline__ float halve(uint32_t (&fragment)[kWords]) {
   top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
   top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
   const uint32_t exponent = min(max(__float_as_uint(top) >> 23, 20U), 240U);  // biased by 127
-  rescale<Math::kHalf>(fragment, __uint_as_float((256U - exponent) << 23));
-  return __uint_as_float((exponent - 2U) << 23);
+  rescale<Math::kHalf>(fragment, __uint_as_float((254U + kTop - exponent) << 23));
+  return __uint_as_float((exponent - kTop) << 23);
 }
 
 // The sum of halves' elements.
@@ -66,16 +66,10 @@ struct Query {
         }
       }
 #pragma unroll
-      for (uint32_t r = 0; r < K::kChannels / 2; ++r) {
-        const uint32_t a = K::channel(r, 0);
-        const uint32_t b = K::channel(r, 1);
-        fragments[c * (K::kChannels / 2) + r] = b == a + 1 ? words[a / 2]
-                                                : a % 2 == 0
-                                                    ? lower_halves(words[a / 2], words[b / 2])
-                                                    : upper_halves(words[a / 2], words[b / 2]);
-      }
+      for (uint32_t r = 0; r < K::kChannels / 2; ++r)
+        fragments[c * (K::kChannels / 2) + r] = words[K::word(r)];
     }
-    if constexpr (K::kMath == Math::kHalf) factor = halve(fragments);
+    if constexpr (K::kMath == Math::kHalf) factor = halve<K::kQueryTop>(fragments);
     if constexpr (K::kBias != 0) start = -K::kBias * sum_halves(fragments);
 #pragma unroll
     for (uint32_t i = 0; i < kSteps; ++i) fragment[i] = {fragments[2 * i], fragments[2 * i + 1]};
@@ -99,6 +93,10 @@ __device__ __forceinline__ float scale_log2(float scale) { return __log2f(fmaxf(
 
 // ---- state of a walker ----
 
+// The maximum before the first score: below every score, and no infinity, whose differences are not
+// numbers.
+constexpr float kNoMaximum = -0x1p100F;
+
 // Sums over the tokens seen, of columns 2j and 2j+1. Values that are stored with a scale a token
 // are multiplied by their weights as they are stored, so weights carry the scale; in halves they
 // must neither pass 2^16 nor all be tiny, so `max` is that of score plus log2 of the scale.
@@ -107,33 +105,42 @@ struct State {
   float max[2];
   float sum[2];  // of this lane's tokens
   float acc[C::Value::kTiles][4];
+  static constexpr bool kHasBase = C::kValue == Coding::kFourBitRows;
+  float base[4];  // where minima are summed by themselves: joins every channel of the lane
 
   __device__ void clear() {
-    max[0] = max[1] = -INFINITY;
+    max[0] = max[1] = kNoMaximum;
     sum[0] = sum[1] = 0.0F;
 #pragma unroll
     for (auto& tile : acc)
 #pragma unroll
       for (float& x : tile) x = 0.0F;
+    if constexpr (kHasBase) base[0] = base[1] = base[2] = base[3] = 0.0F;
   }
 
-  // Scores (log2) of a page become weights, relative to a maximum that all lanes share. `sizes`:
-  // log2 of the scales of this lane's tokens.
-  __device__ __forceinline__ void weigh(float (&s)[4], const float (&sizes)[2]) {
+  // Register i of a tile of channels.
+  __device__ __forceinline__ float total(uint32_t tile, uint32_t i) const {
+    if constexpr (kHasBase) return acc[tile][i] + base[i % 2];
+    return acc[tile][i];
+  }
+
+  // Scores (log2) of a page become weights, relative to a maximum that all lanes share. `sized`:
+  // the scores, plus log2 of their tokens' scales where weights carry these.
+  __device__ __forceinline__ void weigh(float (&s)[4], const float (&sized)[4]) {
     float top[2];
     bool beyond = false;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
-      top[i] = fmaxf(s[i] + sizes[0], s[i + 2] + sizes[1]);
+      top[i] = fmaxf(sized[i], sized[i + 2]);
       beyond |= top[i] > max[i] + kSlack;
     }
     if (__any_sync(kAllLanes, beyond)) raise(top);
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i)
-      s[i] = fast_exp2(s[i] - (max[i % 2] == -INFINITY ? 0.0F : max[i % 2]));
+    for (uint32_t i = 0; i < 4; ++i) s[i] = fast_exp2(s[i] - max[i % 2]);
     sum[0] += s[0] + s[2];
     sum[1] += s[1] + s[3];
   }
+  __device__ __forceinline__ void weigh(float (&s)[4]) { weigh(s, s); }
 
   __device__ void raise(float (&top)[2]) {
 #pragma unroll
@@ -141,7 +148,7 @@ struct State {
       for (int lane = 4; lane < 32; lane *= 2)
         top[i] = fmaxf(top[i], __shfl_xor_sync(kAllLanes, top[i], lane));
       const float next = fmaxf(max[i], top[i]);
-      const float factor = next == -INFINITY ? 1.0F : fast_exp2(max[i] - next);
+      const float factor = fast_exp2(max[i] - next);
       max[i] = next;
       sum[i] *= factor;
 #pragma unroll
@@ -149,6 +156,7 @@ struct State {
         tile[i] *= factor;
         tile[i + 2] *= factor;
       }
+      if constexpr (kHasBase) base[i] *= factor;
     }
   }
 };
@@ -175,11 +183,11 @@ __device__ __forceinline__ void mask(float (&s)[4], uint32_t first, const Limits
 
 // Rescales parts to their common maximum and adds them up in order.
 struct Merge {
-  float max = -INFINITY;
+  float max = kNoMaximum;
   float sum = 0.0F;
   float4 acc = {0.0F, 0.0F, 0.0F, 0.0F};
   __device__ void add(float2 part, const float4& x) {
-    const float f = part.x == -INFINITY ? 0.0F : fast_exp2(part.x - max);
+    const float f = fast_exp2(part.x - max);
     sum += f * part.y;
     acc.x += f * x.x;
     acc.y += f * x.y;

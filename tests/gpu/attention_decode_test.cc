@@ -23,6 +23,19 @@ struct Normal {
   std::normal_distribution<float> normal{0.0F, 1.0F};
   float operator()() { return normal(random); }
 };
+// The same, but draws `first` to `last` are multiplied.
+struct NormalBut {
+  Normal draw;
+  size_t first;
+  size_t last;
+  float by;
+  size_t drawn = 0;
+  float operator()() {
+    const bool inside = drawn >= first && drawn < last;
+    ++drawn;
+    return draw() * (inside ? by : 1.0F);
+  }
+};
 
 // Keys and values of one head that a query in page `own` sees at 0 .. count-1.
 class Visible {
@@ -228,11 +241,15 @@ class AttentionDecodeTest : public CardTest {
   // The pool's bytes are those of kv_write, results are close to float64's over them.
   void expect_right(const SceneShape& shape, const std::vector<SceneSequence>& sequences,
                     uint32_t window, uint32_t rotary, bool normed, uint32_t blocks) {
+    expect_right(KvScene(shape, sequences, Normal{std::mt19937(11)}), window, rotary, normed,
+                 blocks);
+  }
+  void expect_right(KvScene scene, uint32_t window, uint32_t rotary, bool normed, uint32_t blocks) {
+    const SceneShape& shape = scene.shape_;
     SCOPED_TRACE(std::string(to_string(shape.format)) + " heads " + std::to_string(shape.heads) +
                  "/" + std::to_string(shape.kv_heads) + " head_dim " +
                  std::to_string(shape.head_dim) + " window " + std::to_string(window) + " blocks " +
                  std::to_string(blocks));
-    KvScene scene(shape, sequences, Normal{std::mt19937(11)});
     const Rotation rotation(scene, rotary, normed);
     SceneOnCard apart(scene);
     write_step(apart, shape.heads, rotation);
@@ -286,6 +303,24 @@ TEST_F(AttentionDecodeTest, EveryFormatGroupAndHeadDimMatchesDoublePrecision) {
       expect_right({14, 2, head_dim, format}, kOnes, 0, head_dim, true, 23);
   }
   expect_right({4, 2, 128, KvFormat::kF32}, kOnes, 0, 128, true, 23);  // the plain one
+}
+
+// Scales that pass what a half holds after a bias is multiplied by them, and tiny ones.
+TEST_F(AttentionDecodeTest, ValuesAndKeysOfAnySizeMatchDoublePrecision) {
+  constexpr uint32_t kStart = 333;
+  for (const KvFormat format : kFormats)
+    for (const uint32_t head_dim : {64U, 128U})
+      for (const float by : {1e-3F, 300.0F, 30000.0F}) {
+        SCOPED_TRACE(by);
+        const SceneShape shape{7, 1, head_dim, format};
+        const size_t prefix = size_t{kStart} * head_dim;
+        const Normal draw{std::mt19937(8)};
+        expect_right(KvScene(shape, {{kStart, 1}}, NormalBut{draw, prefix, 2 * prefix, by}), 0, 0,
+                     false, 3);
+        if (by < 1)
+          expect_right(KvScene(shape, {{kStart, 1}}, NormalBut{draw, 0, prefix, by}), 0, 0, false,
+                       3);
+      }
 }
 
 // More sequences than have cuts of their own: blocks end within heads.
