@@ -125,9 +125,8 @@ class Block : BlockShared<BlockConfig<F, kDim>> {
         open(feeding_ + 1);
       }
       const DecodeUnit& unit = record(feeding_);
-      const uint32_t block = __shfl_sync(kAllLanes, blocks_, static_cast<int>(page_ % kWarp));
-      if (lane() == 0) {
-        const std::byte* from = args_.layer.head(block, unit.kv_head);
+      if (lane() == page_ % kWarp) {
+        const std::byte* from = args_.layer.head(blocks_, unit.kv_head);
         uint32_t bytes = args_.layer.shape.head_bytes;
         if constexpr (C::kSides) {
           bytes = args_.layer.shape.k_bytes;
