@@ -71,9 +71,7 @@ cudaError_t attention_decode(const DeviceStep& step, const DeviceKv& kv,
                           shape.heads,
                           shape.group(),
                           shape.window,
-                          task.scale * kLog2e,
-                          0,
-                          0};
+                          task.scale * kLog2e};
   return launch(args, shape.head_dim, task.blocks, stream);
 }
 

@@ -25,6 +25,15 @@ inline constexpr uint32_t kDecodeFewSequences = 16;
 // Heads of a group that one unit takes.
 inline constexpr uint32_t kDecodeColumns = 8;
 
+// Splits that the results of one head are merged of, at most.
+inline constexpr uint32_t kDecodeMostSplits = 34;
+// Warps of a block that walk over pages: page i of a unit belongs to walker i mod this many. With
+// the helper warp there are eight, so that of two blocks a multiprocessor's register file gives
+// each thread 128; with one warp more it would be 96, too few.
+[[nodiscard]] constexpr uint32_t decode_walkers(uint32_t head_dim) {
+  return head_dim > 128 ? 4 : 7;
+}
+
 struct DecodeShape {
   uint32_t heads = 0;
   uint32_t kv_heads = 0;

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/attention_decode_feed.cuh"
 #include "kernels/cuda/attention_decode_kernels.h"
 #include "kernels/cuda/attention_decode_math.cuh"
 #include "kernels/cuda/attention_decode_shared.cuh"
 #include "kernels/cuda/attention_decode_state.cuh"
+#include "kernels/cuda/kv_encode.cuh"
 #include "kernels/cuda/kv_page.cuh"
 #include "kernels/cuda/kv_rows.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -25,16 +27,18 @@
 namespace tandem::cuda::decode {
 
 template <kv::KvFormat F, uint32_t kDim>
-class Block : BlockShared<BlockConfig<F, kDim>> {
+class Block : Feed<BlockConfig<F, kDim>> {
  public:
   using C = BlockConfig<F, kDim>;
-  using Base = BlockShared<C>;
+  using Base = Feed<C>;
   using Base::args_;
   using Base::at;
   using Base::barriers;
   using Base::begin;
+  using Base::begin_feed;
   using Base::columns_of;
   using Base::count;
+  using Base::enter_unit;
   using Base::exact_barrier;
   using Base::fills;
   using Base::first_;
@@ -49,9 +53,14 @@ class Block : BlockShared<BlockConfig<F, kDim>> {
   using Base::mine_;
   using Base::owns_last;
   using Base::record;
+  using Base::release;
   using Base::rows;
   using Base::same_queries;
+  using Base::stage;
+  using Base::state_stage;
+  using Base::states;
   using Base::sums;
+  using Base::take;
   using Base::warp;
   using Base::writes;
 
@@ -60,13 +69,11 @@ class Block : BlockShared<BlockConfig<F, kDim>> {
   __device__ void run() {
     begin();
     if (is_walker() && mine_ > 0) {
-      blocks_ = block_of(record(0), 0);
-      if (mine_ > 1) next_blocks_ = block_of(record(1), 0);
-      open(0);
       if constexpr (C::kExact) fetch_exact(record(0));
-      fill(0);
+      begin_feed();
     }
     allow_next();
+    if (mine_ > 0) load_angles(record(0));
     wait_for_previous();
     // Not before: where blocks without work ended at once, steps of one sequence took 40 % longer.
     if (mine_ == 0) return;
@@ -102,66 +109,6 @@ class Block : BlockShared<BlockConfig<F, kDim>> {
   }
 
  private:
-  // ---- pages on their way: whole warps ----
-
-  // Lane i gets the block of page first + i of those that this walker takes of a unit.
-  __device__ uint32_t block_of(const DecodeUnit& unit, uint32_t first) const {
-    const uint32_t i = first + lane();
-    if (i >= C::count_of(unit, warp())) return 0;
-    return args_.step.blocks[unit.blocks + warp() + i * C::kWalkers];
-  }
-  __device__ void open(uint32_t k) {
-    feeding_ = k;
-    page_ = 0;
-    pages_ = C::count_of(record(k), warp());
-  }
-  // Issues copies until all stages are taken, or the pages of the unit that is walked and the one
-  // behind it are.
-  __device__ __forceinline__ void fill(uint32_t walked) {
-    while (flying_ < args_.stages) {
-      while (page_ == pages_) {
-        if (feeding_ > walked || feeding_ + 1 >= mine_) return;
-        blocks_ = next_blocks_;
-        open(feeding_ + 1);
-      }
-      const DecodeUnit& unit = record(feeding_);
-      if (lane() == page_ % kWarp) {
-        const std::byte* from = args_.layer.head(blocks_, unit.kv_head);
-        uint32_t bytes = args_.layer.shape.head_bytes;
-        if constexpr (C::kSides) {
-          bytes = args_.layer.shape.k_bytes;
-          from += side_ * bytes;
-        }
-        barrier_expect(barriers() + next_, bytes);
-        bulk_load(stage(next_), from, bytes, barriers() + next_, evict_first_policy());
-      }
-      next_ = next_ + 1 == args_.stages ? 0 : next_ + 1;
-      ++flying_;
-      if constexpr (C::kSides) {
-        side_ ^= 1;
-        if (side_ != 0) continue;
-      }
-      if (++page_ % kWarp == 0 && page_ < pages_) blocks_ = block_of(unit, page_);
-    }
-  }
-  __device__ std::byte* stage(uint32_t i) const {
-    return memory_ + C::kRingAt + (warp() * args_.stages + i) * args_.stage_bytes;
-  }
-  // The oldest copy under way, once it is there.
-  __device__ __forceinline__ std::byte* take() const {
-    barrier_wait(barriers() + at_, parity_);
-    return stage(at_);
-  }
-  // Its stage may be written again.
-  __device__ __forceinline__ void release() {
-    __syncwarp();
-    --flying_;
-    if (++at_ == args_.stages) {
-      at_ = 0;
-      parity_ ^= 1;
-    }
-  }
-
   // ---- queries, and the step's key and value ----
 
   // Makes the queries (if they are `new_rows`) and the fresh key and value of unit k ready, by
@@ -170,6 +117,7 @@ class Block : BlockShared<BlockConfig<F, kDim>> {
     const DecodeUnit& unit = record(k);
     const uint32_t own = owns_last(unit) ? 2 : 0;
     const uint32_t jobs = own + (new_rows ? columns_of(unit) : 0);
+    if (k > 0) load_angles(unit);
     float* x = this->template at<float>(C::kScratchAt) + warp() * kDim;
     for (uint32_t job = who; job < jobs; job += of) {
       if (job < own) {
@@ -178,7 +126,7 @@ class Block : BlockShared<BlockConfig<F, kDim>> {
         const Bf16* query =
             row_of(unit) + (unit.kv_head * args_.group + unit.first_column + job - own) * kDim;
         warp_load_row(query, kDim, x);
-        rotate(x, args_.q_norm, unit.start);
+        rotate(x, args_.q_norm);
         warp_store_row(x, kDim, rows(parity) + (job - own) * C::kPitch);
       }
       __syncwarp();
@@ -187,15 +135,32 @@ class Block : BlockShared<BlockConfig<F, kDim>> {
   __device__ const Bf16* row_of(const DecodeUnit& unit) const {
     return args_.qkv + uint64_t{unit.row} * args_.columns.row;
   }
-  __device__ void rotate(float* x, const float* norm, uint32_t position) const {
-    warp_rotate(x, kDim, norm, args_.norm_eps, args_.rope, position);
+  // Of the position of a unit's queries, of this lane's channels: weights of the model, so that
+  // they may be read before the kernel's turn.
+  __device__ void load_angles(const DecodeUnit& unit) {
+    const uint32_t half = args_.rope.rotary_dim / 2;
+#pragma unroll
+    for (uint32_t i = 0; i < kAngles; ++i) {
+      const uint32_t at = i * kWarp + lane();
+      if (at < half) angles_[i] = args_.rope.cos_sin[uint64_t{unit.start} * half + at];
+    }
+  }
+  __device__ void rotate(float* x, const float* norm) const {
+    if (norm != nullptr) warp_normalize(x, kDim, norm, args_.norm_eps, args_.rope);
+    const uint32_t half = args_.rope.rotary_dim / 2;
+#pragma unroll
+    for (uint32_t i = 0; i < kAngles; ++i) {
+      const uint32_t at = i * kWarp + lane();
+      if (at < half) rotate_pair(x[at], x[at + half], angles_[i]);
+    }
+    __syncwarp();
   }
   // Encodes it for the page that it belongs to and, by one block, into the pool.
   __device__ void take_fresh(const DecodeUnit& unit, uint32_t k, uint32_t side, float* x) const {
     const QkvColumns& columns = args_.columns;
     warp_load_row(row_of(unit) + (side == 0 ? columns.key : columns.value) + unit.kv_head * kDim,
                   kDim, x);
-    if (side == 0) rotate(x, args_.k_norm, unit.start);
+    if (side == 0) rotate(x, args_.k_norm);
     const uint32_t token = unit.start % kPageTokens;
     const RowPlace place = fresh(k, side);
     if constexpr (C::kExact) {
@@ -256,12 +221,10 @@ class Block : BlockShared<BlockConfig<F, kDim>> {
 
   __device__ void walk(uint32_t k, uint32_t parity) {
     const DecodeUnit& unit = record(k);
-    // Its pages are being fetched, or have been, and none of the next unit's.
-    if (k > 0 && k + 1 < mine_) next_blocks_ = block_of(record(k + 1), 0);
     if constexpr (C::kExact) {
       if (k > 0) fetch_exact(unit);
     }
-    fill(k);
+    enter_unit(k);
     Walk w;
     w.query.load(own_row(unit, parity));
     const uint32_t context = unit.start + 1;
@@ -294,10 +257,9 @@ class Block : BlockShared<BlockConfig<F, kDim>> {
     C::Key::score(page, w.query.fragment, w.start, s);
     scale_scores(w, page, s);
     if (special) mask(s, first, w.seen);
-    std::byte* values = page + args_.layer.shape.k_bytes;
+    std::byte* values = page + C::kKeyBytes;
     if constexpr (C::kSides) {
-      release();
-      fill(w.k);
+      release(w.k);
       state_.weigh(s);
       values = take();
     }
@@ -306,8 +268,7 @@ class Block : BlockShared<BlockConfig<F, kDim>> {
       if (first >= w.open) clear_tokens(values, w.seen.end - first);
     }
     add_values(values, s);
-    release();
-    fill(w.k);
+    release(w.k);
   }
 
   // The last page lacks the step's own row.
@@ -427,26 +388,27 @@ class Block : BlockShared<BlockConfig<F, kDim>> {
     written();
   }
 
-  // The page is full: encodes it into the pool, by the whole block.
+  // The page is full: encodes it into the pool, by the whole block: threads take a channel of the
+  // keys, or sixteen of one token's values.
   __device__ void seal(const DecodeUnit& unit) const {
     if constexpr (C::kExact) {
-      const auto* keys = reinterpret_cast<const uint16_t*>(exact_page());
-      const uint16_t* values = keys + kPageTokens * kDim;
-      float* tile = this->template at<float>(C::kMergeAt);
-      auto* levels = reinterpret_cast<uint64_t*>(tile + kPageTokens * kDim);
-      for (uint32_t i = threadIdx.x; i < kPageTokens * kDim; i += C::kThreads)
-        tile[i] = bf16_value(keys[i]);
-      __syncthreads();
+      const auto* keys = reinterpret_cast<const Bf16*>(exact_page());
+      const Bf16* values = keys + kPageTokens * kDim;
       std::byte* page = args_.layer.head(
           args_.step.blocks[unit.blocks + unit.start / kPageTokens - unit.first_page],
           unit.kv_head);
-      block_encode_k4_page(tile, kDim, kDim, levels, page);
-      float* x = this->template at<float>(C::kScratchAt) + warp() * kDim;
-      for (uint32_t t = warp(); t < kPageTokens; t += C::kWalkers + 1) {
-        for (uint32_t c = lane(); c < kDim; c += kWarp) x[c] = bf16_value(values[t * kDim + c]);
-        __syncwarp();
-        warp_encode_row<Coding::kFourBitRows>(x, kDim, t, page + args_.layer.shape.k_bytes);
-        __syncwarp();
+#pragma unroll 1
+      for (uint32_t i = threadIdx.x; i < 2 * kDim; i += C::kThreads) {
+        if (i < kDim) {
+          encode_k4_channel(keys, kDim, i, kDim, page);
+          continue;
+        }
+        constexpr uint32_t kLanes = kDim / kLaneChannels;
+        const uint32_t token = (i - kDim) / kLanes;
+        const Place at = straight_place(i % kLanes, kDim);
+        float x[kLaneChannels];
+        unpack_lane(load_lane(values + token * kDim, at), x);
+        encode_v4(x, kDim, at, token, true, page + args_.layer.shape.k_bytes);
       }
     }
   }
@@ -461,25 +423,18 @@ class Block : BlockShared<BlockConfig<F, kDim>> {
       for (int other = 4; other < 32; other *= 2) sum += __shfl_xor_sync(kAllLanes, sum, other);
       if (g == 0) sums()[warp() * 8 + 2 * j + i] = {state_.max[i], sum};
     }
-    float* to = this->template at<float>(C::kMergeAt) + (warp() * 8 + 2 * j) * C::kPadded + g;
+    if (lane() < C::kStateStages) states(warp())[lane()] = state_stage(lane());
+    auto* to = reinterpret_cast<float*>(stage(warp(), state_stage(2 * j / C::kStateColumns)));
 #pragma unroll
     for (uint32_t t = 0; t < C::Value::kTiles; ++t)
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i)
-        to[i % 2 * C::kPadded + t * 16 + i / 2 * 8] = state_.total(t, i);
+        to[C::state_index(2 * j + i % 2, t * 16 + i / 2 * 8 + g)] = state_.total(t, i);
+    written();
   }
 
-  // Walkers: copies.
-  uint32_t feeding_ = 0;  // unit whose pages are being fetched
-  uint32_t page_ = 0;
-  uint32_t pages_ = 0;
-  uint32_t side_ = 0;
-  uint32_t blocks_ = 0;       // of pages page_ / 32 * 32 + lane
-  uint32_t next_blocks_ = 0;  // of the first pages of the unit behind the walked one
-  uint32_t next_ = 0;
-  uint32_t flying_ = 0;
-  uint32_t at_ = 0;
-  uint32_t parity_ = 0;
+  static constexpr uint32_t kAngles = (kDim / 2 + kWarp - 1) / kWarp;
+  float2 angles_[kAngles];
   uint32_t exact_parity_ = 0;
   State<C> state_;
 };
@@ -491,26 +446,17 @@ __global__ void __launch_bounds__((BlockConfig<F, kDim>::kThreads), 2)
   Block<F, kDim>(args, block_memory).run();
 }
 
-// Two blocks a multiprocessor, or one of these beside one of linear_small.cu; where too little
-// would be on its way, all that one block can have.
-constexpr uint32_t kSharedBytes = 113 * 1024;
-constexpr uint32_t kMostBytes = 227 * 1024;
-
 template <kv::KvFormat F, uint32_t kDim>
-cudaError_t launch_block(Args args, uint32_t blocks, cudaStream_t stream) {
+cudaError_t launch_block(const Args& args, uint32_t blocks, cudaStream_t stream) {
   using C = BlockConfig<F, kDim>;
   const PageShape& shape = args.layer.shape;
-  args.stage_bytes = ((C::kSides ? shape.k_bytes : shape.head_bytes) + 127) / 128 * 128;
-  const uint32_t stage = C::kWalkers * args.stage_bytes;
-  uint32_t room = kSharedBytes;
-  if ((room - C::kRingAt) / stage < C::kFewestStages) room = kMostBytes;
-  args.stages = std::min<uint32_t>((room - C::kRingAt) / stage, C::kMostStages);
+  if (shape.k_bytes != C::kKeyBytes || shape.head_bytes != C::kHeadBytes)
+    return cudaErrorInvalidValue;
   const auto kernel = attention_decode_kernel<F, kDim>;
   const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kMostBytes));
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(C::kBytes));
   if (error != cudaSuccess) return error;
-  return launch_chained(kernel, blocks, C::kThreads, C::kRingAt + size_t{args.stages} * stage,
-                        stream, args);
+  return launch_chained(kernel, blocks, C::kThreads, C::kBytes, stream, args);
 }
 
 // The variant of F for a run-time head_dim, one of kDims.

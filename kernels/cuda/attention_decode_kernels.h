@@ -33,8 +33,6 @@ struct Args {
   uint32_t group;
   uint32_t window;
   float scale_log2;
-  uint32_t stages;  // of each walker
-  uint32_t stage_bytes;
 };
 
 using Launch = cudaError_t (*)(const Args& args, uint32_t head_dim, uint32_t blocks,

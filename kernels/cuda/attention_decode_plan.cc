@@ -9,21 +9,32 @@ constexpr uint32_t kTokens = kv::kBlockTokens;
 // 256 keys of one head are 128 KiB in bf16: a few microseconds of one multiprocessor's share of an
 // H200's memory, against about one for what a unit costs besides.
 constexpr uint32_t kFewestPages = 16;
+// Where blocks have equal shares of many sequences, a few pages more cost a block less than heads
+// cut into more splits.
+constexpr uint32_t kFewestOfMany = 32;
 // Longer contexts have units enough, and twice the pages cost one sequence little and eight less.
 constexpr uint32_t kLongPages = 32;
 constexpr uint32_t kLongContext = 4096;
-// A block's walkers; cuts at their multiples give all of them the same number of pages.
-constexpr uint32_t kWalkers = 8;
 // What merges the splits of a head is one block.
-constexpr uint32_t kMostSplits = 32;
+constexpr uint32_t kMostSplits = kDecodeMostSplits - 1;  // a window may lie across one cut more
 constexpr uint32_t kFewestSplits = 8;
 // Units of one long sequence, so that it has the whole card (an H200 has 132 multiprocessors).
-constexpr uint32_t kUnitsOfOne = 128;
+constexpr uint32_t kUnitsOfOne = 132;
 // What a unit costs besides its pages, in pages: loading queries, merging warps.
 constexpr uint64_t kUnitPages = 4;
 
 constexpr uint32_t divided_up(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
-constexpr uint32_t to_walkers(uint32_t pages) { return divided_up(pages, kWalkers) * kWalkers; }
+// Cuts at multiples of a block's walkers give all of them the same number of pages.
+constexpr uint32_t walkers_of(const DecodeShape& shape) { return decode_walkers(shape.head_dim); }
+constexpr uint32_t up_to_walkers(const DecodeShape& shape, uint32_t pages) {
+  return divided_up(pages, walkers_of(shape)) * walkers_of(shape);
+}
+constexpr uint32_t near_walkers(const DecodeShape& shape, uint32_t pages) {
+  return (pages + walkers_of(shape) / 2) / walkers_of(shape) * walkers_of(shape);
+}
+constexpr uint32_t fewest_pages(const DecodeShape& shape) {
+  return near_walkers(shape, kFewestPages);
+}
 uint32_t pages_of(uint32_t keys) { return divided_up(keys, kTokens); }
 uint32_t tiles_of(const DecodeShape& shape) { return divided_up(shape.group(), kDecodeColumns); }
 
@@ -109,7 +120,8 @@ class Planner {
   void cut_evenly(const SequenceSlot& slot, const DecodeUnit& unit) {
     const Span span = span_of(shape_, slot);
     const uint32_t fewest =
-        std::max(kFewestPages, to_walkers(divided_up(span.end - span.begin, kMostSplits)));
+        std::max(near_walkers(shape_, kFewestOfMany),
+                 up_to_walkers(shape_, divided_up(span.end - span.begin, kMostSplits)));
     uint32_t at = span.begin;
     do {
       const uint32_t pages = span.end - at;
@@ -120,7 +132,7 @@ class Planner {
         next_block();
         continue;
       }
-      const uint32_t nearest = (room + kWalkers / 2) / kWalkers * kWalkers;
+      const uint32_t nearest = near_walkers(shape_, room);
       const uint32_t take =
           last || pages <= room + fewest / 2 ? pages : std::min(pages, std::max(fewest, nearest));
       add(slot, unit, at, at + take);
@@ -183,8 +195,10 @@ class Planner {
 }  // namespace
 
 uint32_t decode_split_pages(const DecodeShape& shape, uint32_t context) {
-  const uint32_t split = to_walkers(divided_up(pages_of(context), most_splits(shape)));
-  return std::max(context > kLongContext ? kLongPages : kFewestPages, split);
+  // Not up to a multiple of the walkers: every multiprocessor has a unit, however long the context.
+  const uint32_t split = divided_up(pages_of(context), most_splits(shape));
+  return std::max(context > kLongContext ? near_walkers(shape, kLongPages) : fewest_pages(shape),
+                  split);
 }
 
 uint32_t decode_blocks(uint32_t sequences, uint32_t multiprocessors) {
@@ -198,7 +212,8 @@ DecodeLimits decode_limits(const DecodeShape& shape, uint32_t sequences, uint32_
   const size_t columns = size_t{shape.kv_heads} * tiles_of(shape);
   const uint32_t pages = std::max(pages_of(max_context), 1U);
   // A window may lie across one cut more than its length says.
-  const size_t splits = std::min(divided_up(pages, kFewestPages), most_splits(shape)) + size_t{1};
+  const size_t splits =
+      std::min(divided_up(pages, fewest_pages(shape)), most_splits(shape)) + size_t{1};
   const size_t few = std::min(sequences, kDecodeFewSequences) * columns * splits;
   const size_t many = sequences > kDecodeFewSequences ? sequences * columns + blocks : 0;
   const size_t units = std::max(few, many);

@@ -10,49 +10,94 @@
 // records of units, results.
 namespace tandem::cuda::decode {
 
+// Two blocks a multiprocessor, or one of these beside one of linear_small.cu; where too little
+// would be on its way, all that one block can have.
+constexpr uint32_t kSharedBytes = 113 * 1024;
+constexpr uint32_t kMostSharedBytes = 227 * 1024;
+
+// One head's keys or values of a page.
+constexpr uint32_t section_bytes(Coding coding, uint32_t head_dim) {
+  const uint32_t elements = kPageTokens * head_dim * bits_of(coding) / 8;
+  switch (coding) {
+    case Coding::kF32:
+    case Coding::kBf16:
+      return elements;
+    case Coding::kInt8:
+    case Coding::kE4m3:
+      return elements + kPageTokens * 2;
+    case Coding::kFourBitRows:
+      return elements + kPageTokens * kv::v4_groups(head_dim) * 4;
+    case Coding::kFourBitChannels:
+      return elements + head_dim * 4;
+  }
+  return elements;
+}
+
 template <kv::KvFormat F, uint32_t kDim>
 struct BlockConfig {
   static constexpr Coding kKey = key_coding(F);
   static constexpr Coding kValue = value_coding(F);
   static constexpr bool kExact = F == kv::KvFormat::kInt4;
-  static constexpr uint32_t kWalkers = kDim > 128 ? 4 : kExact ? 7 : 8;
+  static constexpr uint32_t kWalkers = decode_walkers(kDim);
   static constexpr uint32_t kThreads = (kWalkers + 1) * kWarp;
   static constexpr uint32_t kHeadDim = kDim;
   static constexpr uint32_t kColumns = kDecodeColumns;
   static constexpr uint32_t kSteps = kDim / 16;
-  // A copy is a page, or, where few pages fit, one side of it.
-  static constexpr bool kSides = F == kv::KvFormat::kBf16;
-  static constexpr uint32_t kFewestStages = 2;
-  static constexpr uint32_t kMostStages = 16;
   using Key = Keys<kKey, kDim>;
   using Value = Values<kValue, kDim>;
-  static constexpr uint32_t kPadded = kDim + 4;
   static constexpr uint32_t kPitch = kDim + 8;  // of query rows; 8 rows lie in different banks
   static constexpr uint32_t kFours = kDim / 4;
   static constexpr uint32_t kRecords = 4;
 
+  // A copy is a page, or, where few pages fit, one side of it.
+  static constexpr bool kSides = F == kv::KvFormat::kBf16;
+  static constexpr uint32_t kKeyBytes = section_bytes(kKey, kDim);
+  static constexpr uint32_t kHeadBytes = kKeyBytes + section_bytes(kValue, kDim);
+  static constexpr uint32_t kCopyBytes = kSides ? kKeyBytes : kHeadBytes;
+  // A walker's result, float32, fits into this many stages; each takes some of the columns.
+  static constexpr uint32_t kStateStages = (kColumns * kDim * 4 + kCopyBytes - 1) / kCopyBytes;
+  static constexpr uint32_t kStateColumns = kColumns / kStateStages;
+  static_assert(kColumns % kStateStages == 0 && kStateColumns * kDim * 4 <= kCopyBytes);
+
   // Shared memory.
-  static constexpr uint32_t kMergeAt = 0;  // [walkers][8][padded]
-  static constexpr uint32_t kSumsAt = kMergeAt + kWalkers * 8 * kPadded * 4;
+  static constexpr uint32_t kSumsAt = 0;                                // [walkers][8]
   static constexpr uint32_t kRowsAt = kSumsAt + kWalkers * 8 * 8;       // [2][8][pitch] bf16
   static constexpr uint32_t kScratchAt = kRowsAt + 2 * 8 * kPitch * 2;  // [warps][dim]
   // The step's key and value as the pool has them: elements, scales, minima; [2][2].
   static constexpr uint32_t kFreshAt = kScratchAt + (kWalkers + 1) * kDim * 4;
   static constexpr uint32_t kFreshBytes = kDim * 2 + 32;
   static constexpr uint32_t kRecordsAt = kFreshAt + 2 * 2 * kFreshBytes;
-  static constexpr uint32_t kBarriersAt = kRecordsAt + kRecords * sizeof(DecodeUnit);
-  static constexpr uint32_t kBarriers = kWalkers * kMostStages + 1;
-  static constexpr uint32_t kFlagsAt = kBarriersAt + (kBarriers + 1) / 2 * 16;  // [2]
-  static constexpr uint32_t kExactBytes = 2 * kPageTokens * kDim * 2;           // of one page
-  static constexpr uint32_t kExactAt = (kFlagsAt + 16 + 127) / 128 * 128;
-  static constexpr uint32_t kRingAt = (kExactAt + (kExact ? kExactBytes : 0) + 127) / 128 * 128;
-  static_assert(kSumsAt % 16 == 0 && kRowsAt % 16 == 0 && kScratchAt % 16 == 0 &&
-                kRecordsAt % 16 == 0 && kBarriersAt % 16 == 0);
-  // Sealing a page: its keys as floats and their levels lie where results are merged.
-  static_assert(!kExact || kPageTokens * kDim * 4 + kDim * 8 <= kSumsAt);
+  static constexpr uint32_t kFactorsAt = kRecordsAt + kRecords * sizeof(DecodeUnit);  // [8][splits]
+  static constexpr uint32_t kStatesAt =
+      kFactorsAt + kColumns * (kDecodeMostSplits + 3) / 4 * 4 * 4;  // [walkers][state stages]
+  static constexpr uint32_t kFlagsAt = kStatesAt + (kWalkers * kStateStages + 3) / 4 * 16;  // [2]
+  static constexpr uint32_t kBarriersAt = kFlagsAt + 16;
+  static constexpr uint32_t kMostStages = 16;
+  static constexpr uint32_t kMostBarriers = kWalkers * kMostStages + 1;
+  static constexpr uint32_t kExactBytes = 2 * kPageTokens * kDim * 2;  // of one page
+  static constexpr uint32_t kExactAt = (kBarriersAt + kMostBarriers * 8 + 127) / 128 * 128;
+  static constexpr uint32_t kRingAt = kExactAt + (kExact ? kExactBytes : 0);
+  static_assert(kRowsAt % 16 == 0 && kScratchAt % 16 == 0 && kRecordsAt % 16 == 0 &&
+                kStatesAt % 16 == 0 && kCopyBytes % 16 == 0);
+
+  // Stages of each walker.
+  static constexpr uint32_t stages_in(uint32_t bytes) {
+    const uint32_t stages = (bytes - kRingAt) / (kWalkers * kCopyBytes);
+    return stages < kMostStages ? stages : kMostStages;
+  }
+  static constexpr uint32_t kFewestStages = kStateStages + 1;
+  static constexpr uint32_t kStages =
+      stages_in(stages_in(kSharedBytes) < kFewestStages ? kMostSharedBytes : kSharedBytes);
+  static_assert(kStages >= kFewestStages);
+  static constexpr uint32_t kBarriers = kWalkers * kStages + 1;
+  static constexpr uint32_t kBytes = kRingAt + kWalkers * kStages * kCopyBytes;
 
   __device__ static uint32_t count_of(const DecodeUnit& unit, uint32_t warp) {
     return unit.pages > warp ? (unit.pages - warp + kWalkers - 1) / kWalkers : 0;
+  }
+  // Where a walker's result has a channel of a column: spread over the banks.
+  __device__ static uint32_t state_index(uint32_t column, uint32_t channel) {
+    return column % kStateColumns * kDim + (channel ^ (column / 2 % 4 * 8));
   }
 };
 
@@ -88,10 +133,17 @@ class BlockShared {
     return {row, scales, scales + 8};
   }
   __device__ uint64_t* barriers() const {
-    return at<uint64_t>(C::kBarriersAt) + warp() * C::kMostStages;
+    return at<uint64_t>(C::kBarriersAt) + warp() * C::kStages;
   }
   __device__ uint64_t* exact_barrier() const {
-    return at<uint64_t>(C::kBarriersAt) + C::kWalkers * C::kMostStages;
+    return at<uint64_t>(C::kBarriersAt) + C::kWalkers * C::kStages;
+  }
+  __device__ std::byte* stage(uint32_t walker, uint32_t i) const {
+    return memory_ + C::kRingAt + (walker * C::kStages + i) * C::kCopyBytes;
+  }
+  // Which stages have the parts of a walker's result.
+  __device__ uint32_t* states(uint32_t walker) const {
+    return at<uint32_t>(C::kStatesAt) + walker * C::kStateStages;
   }
   __device__ uint32_t* flags() const { return at<uint32_t>(C::kFlagsAt); }
   __device__ static bool same_queries(const DecodeUnit& a, const DecodeUnit& b) {
@@ -150,10 +202,13 @@ class BlockShared {
 #pragma unroll
       for (uint32_t w = 0; w < C::kWalkers; ++w)
         merge.add(sums()[w * 8 + column],
-                  *reinterpret_cast<const float4*>(at<float>(C::kMergeAt) +
-                                                   (w * 8 + column) * C::kPadded + four));
+                  *reinterpret_cast<const float4*>(reinterpret_cast<const float*>(stage(
+                                                       w, states(w)[column / C::kStateColumns])) +
+                                                   C::state_index(column, four)));
       if (unit.splits == 1) {
-        write_out(unit, column, four, merge);
+        const float by = 1.0F / merge.sum;
+        write_out(unit, column, four,
+                  {merge.acc.x * by, merge.acc.y * by, merge.acc.z * by, merge.acc.w * by});
       } else {
         float* to = partial(unit.partial + unit.split);
         *reinterpret_cast<float4*>(to + column * kDim + four) = merge.acc;
@@ -186,50 +241,84 @@ class BlockShared {
     return args_.partials + uint64_t{index} * C::kColumns * (kDim + 2);
   }
 
+  // By the whole block. What is furthest away is asked for first.
   __device__ void merge_splits(const DecodeUnit& unit) const {
     constexpr uint32_t kBatch = 8;  // loads under way together
     const uint32_t items = columns_of(unit) * C::kFours;
-    for (uint32_t i = threadIdx.x; i < items; i += C::kThreads) {
-      const uint32_t column = i / C::kFours;
-      const uint32_t four = i % C::kFours * 4;
-      const auto sums_of = [&](uint32_t s) {
-        return s < unit.splits ? __ldcg(reinterpret_cast<const float2*>(partial(unit.partial + s) +
-                                                                        C::kColumns * kDim) +
-                                        column)
-                               : float2{kNoMaximum, 0.0F};
-      };
-      Merge merge;
-      for (uint32_t s = 0; s < unit.splits; s += kBatch) {
+    float4 acc[kBatch];
+    const auto load = [&](uint32_t i, uint32_t first) {
 #pragma unroll
-        for (uint32_t b = 0; b < kBatch; ++b) merge.max = fmaxf(merge.max, sums_of(s + b).x);
-      }
+      for (uint32_t b = 0; b < kBatch; ++b)
+        acc[b] =
+            i < items && first + b < unit.splits
+                ? __ldcg(reinterpret_cast<const float4*>(partial(unit.partial + first + b) +
+                                                         i / C::kFours * kDim + i % C::kFours * 4))
+                : float4{0.0F, 0.0F, 0.0F, 0.0F};
+    };
+    load(threadIdx.x, 0);
+    split_factors(unit);
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < items; i += C::kThreads) {
+      if (i != threadIdx.x) load(i, 0);
+      const float* factors = factors_of(i / C::kFours);
+      float4 sum = {0.0F, 0.0F, 0.0F, 0.0F};
       for (uint32_t s = 0; s < unit.splits; s += kBatch) {
-        float2 sums[kBatch];
-        float4 acc[kBatch];
+        if (s > 0) load(i, s);
 #pragma unroll
         for (uint32_t b = 0; b < kBatch; ++b) {
-          sums[b] = sums_of(s + b);
-          acc[b] = s + b < unit.splits ? __ldcg(reinterpret_cast<const float4*>(
-                                             partial(unit.partial + s + b) + column * kDim + four))
-                                       : float4{0.0F, 0.0F, 0.0F, 0.0F};
+          const float f = s + b < unit.splits ? factors[s + b] : 0.0F;
+          sum.x += f * acc[b].x;
+          sum.y += f * acc[b].y;
+          sum.z += f * acc[b].z;
+          sum.w += f * acc[b].w;
         }
-#pragma unroll
-        for (uint32_t b = 0; b < kBatch; ++b) merge.add(sums[b], acc[b]);
       }
-      write_out(unit, column, four, merge);
+      write_out(unit, i / C::kFours, i % C::kFours * 4, sum);
+    }
+    __syncthreads();  // before the factors change
+  }
+  __device__ float* factors_of(uint32_t column) const {
+    return at<float>(C::kFactorsAt) + column * ((kDecodeMostSplits + 3) / 4 * 4);
+  }
+  // What the results of a unit's splits are multiplied by, a column a warp at a time.
+  __device__ void split_factors(const DecodeUnit& unit) const {
+    for (uint32_t column = warp(); column < columns_of(unit); column += C::kWalkers + 1) {
+      constexpr uint32_t kRounds = (kDecodeMostSplits + kWarp - 1) / kWarp;
+      float2 part[kRounds];
+      float max = kNoMaximum;
+#pragma unroll
+      for (uint32_t r = 0; r < kRounds; ++r) {
+        const uint32_t s = r * kWarp + lane();
+        part[r] = s < unit.splits ? __ldcg(reinterpret_cast<const float2*>(
+                                               partial(unit.partial + s) + C::kColumns * kDim) +
+                                           column)
+                                  : float2{kNoMaximum, 0.0F};
+        max = fmaxf(max, part[r].x);
+      }
+      max = warp_max(max);
+      float sum = 0.0F;
+#pragma unroll
+      for (uint32_t r = 0; r < kRounds; ++r) {
+        part[r].x = fast_exp2(part[r].x - max);
+        sum += part[r].x * part[r].y;
+      }
+      const float by = 1.0F / warp_sum(sum);
+#pragma unroll
+      for (uint32_t r = 0; r < kRounds; ++r)
+        if (r * kWarp + lane() < unit.splits)
+          factors_of(column)[r * kWarp + lane()] = part[r].x * by;
     }
   }
 
   __device__ void write_out(const DecodeUnit& of, uint32_t column, uint32_t four,
-                            const Merge& merge) const {
+                            const float4& result) const {
     const uint32_t head = of.kv_head * args_.group + of.first_column + column;
     Bf16* out = args_.out + (uint64_t{of.row} * args_.heads + head) * kDim;
-    const float by = 1.0F / merge.sum;
-    const float x[4] = {merge.acc.x, merge.acc.y, merge.acc.z, merge.acc.w};
+    const float x[4] = {result.x, result.y, result.z, result.w};
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
       const uint32_t at = four + i;
-      out[C::Value::channel(at / 16, at / 8 % 2, at % 8)] = to_bf16(x[i] * by);
+      out[C::Value::channel(at / 16, at / 8 % 2, at % 8)] = to_bf16(x[i]);
     }
   }
 

@@ -42,26 +42,29 @@ __device__ inline float warp_squares(const float* x, uint32_t head_dim, uint32_t
   return __shfl_sync(kAllLanes, squares, 0);
 }
 
-// Norm (unless null) and rotation of one head's row. Several kernels do this, and their bits must
-// be the same: every fused multiply-add is spelled.
+// Norm and rotation of one head's row. Several kernels do this, and their bits must be the same:
+// every fused multiply-add is spelled.
+__device__ inline void warp_normalize(float* x, uint32_t head_dim, const float* norm, float eps,
+                                      const DeviceRope& rope) {
+  const float squares = warp_squares(x, head_dim, rope.rotary_dim / 2);
+  const float inverse = norm_factor(squares, head_dim, eps);
+  for (uint32_t c = threadIdx.x % kWarp; c < head_dim; c += kWarp)
+    x[c] = __fmul_rn(__fmul_rn(x[c], inverse), norm[c]);
+  __syncwarp();
+}
+__device__ __forceinline__ void rotate_pair(float& x, float& y, float2 cos_sin) {
+  const float a = x;
+  const float b = y;
+  x = __fmaf_rn(a, cos_sin.x, -__fmul_rn(b, cos_sin.y));
+  y = __fmaf_rn(b, cos_sin.x, __fmul_rn(a, cos_sin.y));
+}
+// `norm` may be null.
 __device__ inline void warp_rotate(float* x, uint32_t head_dim, const float* norm, float eps,
                                    const DeviceRope& rope, uint32_t position) {
-  const uint32_t lane = threadIdx.x % kWarp;
-  if (norm != nullptr) {
-    const float squares = warp_squares(x, head_dim, rope.rotary_dim / 2);
-    const float inverse = norm_factor(squares, head_dim, eps);
-    for (uint32_t c = lane; c < head_dim; c += kWarp)
-      x[c] = __fmul_rn(__fmul_rn(x[c], inverse), norm[c]);
-    __syncwarp();
-  }
+  if (norm != nullptr) warp_normalize(x, head_dim, norm, eps, rope);
   const uint32_t half = rope.rotary_dim / 2;
-  for (uint32_t i = lane; i < half; i += kWarp) {
-    const float2 cs = rope.cos_sin[uint64_t{position} * half + i];
-    const float a = x[i];
-    const float b = x[i + half];
-    x[i] = __fmaf_rn(a, cs.x, -__fmul_rn(b, cs.y));
-    x[i + half] = __fmaf_rn(b, cs.x, __fmul_rn(a, cs.y));
-  }
+  for (uint32_t i = threadIdx.x % kWarp; i < half; i += kWarp)
+    rotate_pair(x[i], x[i + half], rope.cos_sin[uint64_t{position} * half + i]);
   __syncwarp();
 }
 
