@@ -128,7 +128,7 @@ PairVerdict judge_pair(const CardPair& pair, const std::vector<std::string>& pro
       if (!verdict.peer_access) {
         verdict.degraded = true;
         add_reason("only " + std::to_string(pair.nvlinks) + " of " +
-                   std::to_string(pair.nvlinks_all) + " NVLinks are left: going through the host");
+                   std::to_string(pair.nvlinks_all) + " NVLinks are left");
       }
       break;
     case PairPath::kPcieSwitch:
@@ -137,11 +137,10 @@ PairVerdict judge_pair(const CardPair& pair, const std::vector<std::string>& pro
     case PairPath::kHostBridge:
     case PairPath::kNumaNode:
     case PairPath::kSystem:
-      add_reason(std::string("the cards meet only at ") + path_name(pair.path) +
-                 ": going through the host");
+      add_reason(std::string("the cards meet only at ") + path_name(pair.path));
       break;
     case PairPath::kUnknown:
-      add_reason("how the cards are connected is not known: going through the host");
+      add_reason("how the cards are connected is not known");
       break;
   }
   return verdict;

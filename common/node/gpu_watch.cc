@@ -141,7 +141,13 @@ void GpuWatch::judge(const cuda::CardHealth& now, double seconds) {
   if (!before && degraded_) {
     std::string text = found[0];
     for (size_t i = 1; i < found.size(); ++i) text += "; " + found[i];
-    log_.warning("gpu_link_degraded", {{"gpu", card_}, {"uuid", now.uuid}, {"problems", text}});
+    log_.warning("gpu_link_degraded",
+                 {{"gpu", card_},
+                  {"uuid", now.uuid},
+                  {"problems", text},
+                  {"action",
+                   "the transport stays as it is; restart the nodes of this file to choose it "
+                   "again by the links (transport.kind: auto)"}});
   }
   if (before && !degraded_) log_.info("gpu_link_recovered", {{"gpu", card_}});
 }

@@ -278,10 +278,8 @@ Status NodeProcess::State::open_tail() {
 }
 
 Status NodeProcess::State::start_transport() {
-  const bool automatic = spec.settings.transport.kind == TransportChoice::kAuto;
-  const TransportPlace place = automatic ? transport_place(spec.config, spec.settings,
-                                                           nvml_readings(spec.config.gpu.libraries))
-                                         : TransportPlace{};
+  const TransportPlace place =
+      transport_place(spec.config, spec.settings, nvml_readings(spec.config.gpu.libraries));
   chosen_transport = choose_transport(spec.settings.transport, place);
   if (spec.wrap_events) wrapped_events = spec.wrap_events(*this);
   transport::TransportEvents& events = wrapped_events ? *wrapped_events : *this;
@@ -300,6 +298,9 @@ Status NodeProcess::State::start_transport() {
               {Label{"transport", {}}, Label{"reason", {}}})
       .with({transport->name(), label(chosen_transport.reason)})
       .set(1);
+  if (!chosen_transport.warning.empty()) {
+    log.warning("transport_link_degraded", {{"detail", chosen_transport.warning}});
+  }
   log.info("transport", {{"transport", transport->name()},
                          {"detail", transport->detail()},
                          {"reason", chosen_transport.text}});
@@ -392,7 +393,10 @@ control::Hello NodeProcess::State::make_hello() const {
   c.set_kv_codec_version(proto::kKvCodecVersion);
   c.set_dtype(std::string(to_string(model.weights)));
   c.set_transport_protocol_version(proto::kKvFrameVersion);
-  for (const auto& [library, version] : library_versions(*transport, spec.settings)) {
+  std::optional<cuda::CudaVersions> cuda;
+  if (const auto found = cuda::cuda_versions(); model.device.cuda && found) cuda = *found;
+  for (const auto& [library, version] :
+       library_versions(transport->name(), transport->detail(), cuda)) {
     (*c.mutable_library_versions())[library] = version;
   }
   hello.set_transport(std::string(transport->name()));

@@ -29,25 +29,57 @@ std::string add_line(std::string text, const std::string& line) {
   return text.empty() ? line : text + "; " + line;
 }
 
-ChosenTransport choose_by_links(const std::vector<CardLink>& links) {
-  std::string avoided;
-  std::string degraded;
+// What is wrong with the ways between the cards, link by link.
+struct LinkFaults {
+  std::string avoided;   // no direct way, or too little left of it
+  std::string degraded;  // a direct way that is slower than it should be
+};
+
+LinkFaults faults_of(const std::vector<CardLink>& links) {
+  LinkFaults faults;
   for (const CardLink& link : links) {
     const cuda::PairVerdict verdict = cuda::judge_pair(link.pair, link.problems_a, link.problems_b);
     const std::string line = link.name() + ": " + verdict.reason;
     if (!verdict.peer_access) {
-      avoided = add_line(std::move(avoided), line);
+      faults.avoided = add_line(std::move(faults.avoided), line);
     } else if (verdict.degraded) {
-      degraded = add_line(std::move(degraded), line);
+      faults.degraded = add_line(std::move(faults.degraded), line);
     }
   }
-  if (!avoided.empty()) return {TransportChoice::kUcx, TransportReason::kLinkAvoided, avoided};
-  if (!degraded.empty()) {
-    return {TransportChoice::kCudaIpc, TransportReason::kDegradedLink,
-            degraded + "; still faster than through the host"};
+  return faults;
+}
+
+ChosenTransport choose_by_links(const std::vector<CardLink>& links) {
+  const LinkFaults faults = faults_of(links);
+  if (!faults.avoided.empty()) {
+    const std::string text = faults.avoided + "; going through the host";
+    return {TransportChoice::kUcx, TransportReason::kLinkAvoided, text, text};
   }
-  return {TransportChoice::kCudaIpc, TransportReason::kDirect,
-          "the GPUs of this file's nodes reach each other directly"};
+  if (!faults.degraded.empty()) {
+    const std::string text = faults.degraded + "; still faster than through the host";
+    return {TransportChoice::kCudaIpc, TransportReason::kDegradedLink, text, text};
+  }
+  return {TransportChoice::kCudaIpc,
+          TransportReason::kDirect,
+          "the GPUs of this file's nodes reach each other directly",
+          {}};
+}
+
+// The configuration's word holds; that its way is no good is told all the same.
+ChosenTransport take_configured(TransportChoice kind, const std::vector<CardLink>& links) {
+  ChosenTransport chosen{kind, TransportReason::kConfigured, "transport.kind names it", {}};
+  const LinkFaults faults = faults_of(links);
+  if (!faults.avoided.empty()) {
+    chosen.warning = faults.avoided + "; transport.kind: auto would go through the host";
+  } else if (!faults.degraded.empty()) {
+    chosen.warning = faults.degraded + "; still faster than through the host";
+  }
+  return chosen;
+}
+
+bool uses_links(TransportChoice kind) {
+  return kind == TransportChoice::kAuto || kind == TransportChoice::kCudaIpc ||
+         kind == TransportChoice::kNccl;
 }
 
 }  // namespace
@@ -80,7 +112,7 @@ TransportPlace transport_place(const ClusterConfig& config, const NodeSettings& 
   place.device = device->index;
   if (const NodeSettings* host = node_in_host_memory(config); host != nullptr) {
     place.host_node = host->name;
-  } else {
+  } else if (uses_links(node.transport.kind)) {
     place.links = read_card_links(card_pairs(config), readings);
   }
   return place;
@@ -88,18 +120,22 @@ TransportPlace transport_place(const ClusterConfig& config, const NodeSettings& 
 
 ChosenTransport choose_transport(const TransportSettings& settings, const TransportPlace& place) {
   if (settings.kind != TransportChoice::kAuto) {
-    return {settings.kind, TransportReason::kConfigured, "transport.kind names it"};
+    return take_configured(settings.kind, place.links);
   }
   if (!place.device) {
-    return {TransportChoice::kUcx, TransportReason::kHostMemory, "KV lies in host memory"};
+    return {TransportChoice::kUcx, TransportReason::kHostMemory, "KV lies in host memory", {}};
   }
   if (!place.host_node.empty()) {
-    return {TransportChoice::kUcx, TransportReason::kPeerHostMemory,
-            "KV of node " + place.host_node + " lies in host memory"};
+    return {TransportChoice::kUcx,
+            TransportReason::kPeerHostMemory,
+            "KV of node " + place.host_node + " lies in host memory",
+            {}};
   }
   if (place.links.empty()) {
-    return {TransportChoice::kUcx, TransportReason::kPeersElsewhere,
-            "this file has no nodes of the other role: they are on other hosts"};
+    return {TransportChoice::kUcx,
+            TransportReason::kPeersElsewhere,
+            "this file has no nodes of the other role: they are on other hosts",
+            {}};
   }
   return choose_by_links(place.links);
 }
@@ -161,23 +197,21 @@ Result<std::unique_ptr<transport::Transport>> open_transport(
   return fail(ErrorCode::kInternal, "no transport was chosen");
 }
 
-std::map<std::string, std::string> library_versions(const transport::Transport& transport,
-                                                    const NodeSettings& node) {
+std::map<std::string, std::string> library_versions(std::string_view transport,
+                                                    const std::string& detail,
+                                                    const std::optional<cuda::CudaVersions>& cuda) {
   std::map<std::string, std::string> versions;
-  const auto device = parse_device(node.device);
-  if (device && device->cuda) {
-    if (const auto cuda = cuda::cuda_versions()) {
-      versions.emplace("cuda_driver", cuda::version_text(cuda->driver));
-      versions.emplace("cuda_runtime", cuda::version_text(cuda->runtime));
-    }
+  if (cuda) {
+    versions.emplace("cuda_driver", cuda::version_text(cuda->driver));
+    versions.emplace("cuda_runtime", cuda::version_text(cuda->runtime));
   }
-  // detail() begins with the library and its version: "ucx 1.13.1: shared memory, tcp".
-  const std::string detail = transport.detail();
-  const size_t space = detail.find(' ');
+  // cuda_ipc has no library of its own, and its detail() names the CUDA level.
+  if (transport != "ucx" && transport != "nccl") return versions;
+  // "ucx 1.13.1: shared memory, tcp"
+  const std::string head = std::string(transport) + " ";
   const size_t colon = detail.find(':');
-  const bool has_library = transport.name() == "ucx" || transport.name() == "nccl";
-  if (has_library && space != std::string::npos && colon != std::string::npos && space < colon) {
-    versions.emplace(transport.name(), detail.substr(space + 1, colon - space - 1));
+  if (detail.starts_with(head) && colon != std::string::npos && colon > head.size()) {
+    versions.emplace(transport, detail.substr(head.size(), colon - head.size()));
   }
   return versions;
 }

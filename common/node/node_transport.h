@@ -11,6 +11,7 @@
 #include "common/base/result.h"
 #include "common/config/cluster_config.h"
 #include "common/config/units.h"
+#include "common/cuda/device_info.h"
 #include "common/node/card_links.h"
 #include "common/transport/transport.h"
 
@@ -45,9 +46,11 @@ enum class TransportReason : uint8_t {
 struct ChosenTransport {
   TransportChoice kind = TransportChoice::kUcx;  // never kAuto
   TransportReason reason = TransportReason::kConfigured;
-  std::string text;  // the reason in a sentence, for the log and the status page
+  std::string text;     // the reason in a sentence, for the log and the status page
+  std::string warning;  // links that are not as they should be, and what that means; empty: none
 };
-// What `auto` means here; anything else is taken as it is. Pure.
+// What `auto` means here; anything else is taken as it is, with a warning where the links that it
+// uses are no good. Pure.
 [[nodiscard]] ChosenTransport choose_transport(const TransportSettings& settings,
                                                const TransportPlace& place);
 
@@ -62,9 +65,14 @@ struct ChosenTransport {
     std::optional<uint32_t> device, const std::vector<std::string>& libraries,
     const transport::TransportDeps& deps, WarningHandler on_warning = {});
 
-// For the handshake: libraries whose versions two nodes must share, e.g. {"ucx", "1.13.1"}; on a
-// node with a GPU also "cuda_driver" and "cuda_runtime".
+// For the handshake: libraries whose versions two nodes must share: {"ucx", "1.13.1"} of a
+// transport (its name() and detail()), and "cuda_driver" and "cuda_runtime" of a node with a GPU.
+// Both are levels of CUDA ("13.0"): what two processes must have in common to share a card's
+// memory. The driver's own number ("580.95.05") is not compared: processes of one host have the
+// same driver, and those of two hosts share no memory, so that drivers can be replaced host by
+// host.
 [[nodiscard]] std::map<std::string, std::string> library_versions(
-    const transport::Transport& transport, const NodeSettings& node);
+    std::string_view transport, const std::string& detail,
+    const std::optional<cuda::CudaVersions>& cuda);
 
 }  // namespace tandem::node

@@ -4,7 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <deque>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "tests/support/temp_folder.h"
 
 namespace tandem::node {
 namespace {
@@ -84,6 +88,29 @@ TEST_F(GpuWatchTest, ADegradedLinkIsShownUntilItRecovers) {
   EXPECT_THAT(text(), HasSubstr("tandem_gpu_link_degraded_state{gpu=\"3\"} 1"));
   read(card());
   EXPECT_THAT(text(), HasSubstr("tandem_gpu_link_degraded_state{gpu=\"3\"} 0"));
+}
+
+TEST(GpuWatchLog, ADegradedLinkSaysWhatToDo) {
+  testing::TempFolder folder;
+  const std::string path = (folder.path() / "log").string();
+  ManualClock clock;
+  MetricsRegistry metrics;
+  cuda::CardHealth now = card();
+  {
+    LogSink sink(Fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600)), clock);
+    GpuWatch watch("3", [&] { return now; },
+                   {.clock = clock, .log = Logger(sink, LogLevel::kInfo), .metrics = metrics});
+    watch.sample();
+    now.nvlinks[1].active = false;
+    watch.sample();
+    watch.sample();
+  }
+  std::ifstream in(path);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  ASSERT_EQ(lines.size(), 1U) << "once";
+  EXPECT_THAT(lines[0], HasSubstr("1 of 2 NVLinks are up"));
+  EXPECT_THAT(lines[0], HasSubstr("restart the nodes of this file"));
 }
 
 TEST_F(GpuWatchTest, TheRateOfErrorsCountsTheTimeBetweenReadings) {

@@ -148,12 +148,58 @@ TEST(TransportChoice, PeersOfOtherFilesAreReachedOverTheNetwork) {
   EXPECT_EQ(c.reason, TransportReason::kPeersElsewhere);
 }
 
+// Configured ways are taken, also when they are no good; that is told all the same.
+TEST(TransportChoice, ADegradedLinkOfAConfiguredWayIsToldToo) {
+  const auto configured = [](TransportChoice kind, const CardReadings& readings) {
+    ClusterConfig config = cluster({"cuda:0"}, {"cuda:1"});
+    config.prefill[0].transport.kind = config.decode[0].transport.kind = kind;
+    const ChosenTransport c = chosen(config, readings);
+    EXPECT_EQ(c.kind, kind);
+    EXPECT_EQ(c.reason, TransportReason::kConfigured);
+    return c.warning;
+  };
+  for (const TransportChoice kind : {TransportChoice::kCudaIpc, TransportChoice::kNccl}) {
+    EXPECT_EQ(configured(kind, machine(18)), "");
+    EXPECT_THAT(configured(kind, machine(12)),
+                AllOf(HasSubstr("cuda:0 - cuda:1"), HasSubstr("12 of 18 NVLinks are up")));
+    for (const CardReadings& bad : {machine(3), path(PairPath::kSystem), nothing()}) {
+      EXPECT_THAT(configured(kind, bad),
+                  AllOf(HasSubstr("cuda:0 - cuda:1"), HasSubstr("auto would go through the host")));
+    }
+  }
+  EXPECT_EQ(configured(TransportChoice::kUcx, machine(3)), "") << "it uses no links";
+}
+
+TEST(TransportChoice, WhatAutoMakesOfBadLinksIsAWarning) {
+  EXPECT_EQ(chosen(cluster({"cuda:0"}, {"cuda:1"}), machine(18)).warning, "");
+  for (const uint32_t active : {12U, 3U}) {
+    const ChosenTransport c = chosen(cluster({"cuda:0"}, {"cuda:1"}), machine(active));
+    EXPECT_EQ(c.warning, c.text);
+  }
+}
+
 TEST(TransportChoice, WhatIsConfiguredIsTakenAsItIs) {
   for (const TransportChoice kind :
        {TransportChoice::kUcx, TransportChoice::kCudaIpc, TransportChoice::kNccl}) {
     const ChosenTransport c = choose_transport({.kind = kind, .ucx_tls = {}}, {.device = 0U});
     EXPECT_EQ(c.kind, kind);
     EXPECT_EQ(c.reason, TransportReason::kConfigured);
+  }
+}
+
+TEST(LibraryVersions, AreThoseThatTwoProcessesMustShare) {
+  const cuda::CudaVersions cuda{.driver = 13000, .runtime = 12090};
+  EXPECT_THAT(library_versions("nccl", "nccl 2.28.9: peer GPU", cuda),
+              ElementsAre(Pair("cuda_driver", "13.0"), Pair("cuda_runtime", "12.9"),
+                          Pair("nccl", "2.28.9")));
+  EXPECT_THAT(library_versions("nccl", "nccl 2.28.9: not connected yet", {}),
+              ElementsAre(Pair("nccl", "2.28.9")));
+  EXPECT_THAT(library_versions("ucx", "ucx 1.13.1: shared memory, tcp", {}),
+              ElementsAre(Pair("ucx", "1.13.1")));
+  EXPECT_THAT(library_versions("cuda_ipc", "cuda_ipc 13.0: peer GPU, NVLink", {}), IsEmpty());
+  EXPECT_THAT(library_versions("inproc", "inproc: memory of this process", {}), IsEmpty());
+  for (const char* strange : {"", "ucx", "ucx: x", "ucx 1", "ucx : x", "other 1.2: x"}) {
+    EXPECT_THAT(library_versions("ucx", strange, {}), IsEmpty()) << strange;
   }
 }
 
