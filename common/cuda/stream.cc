@@ -17,6 +17,10 @@ Status Stream::synchronize() const {
   return cuda_status(cudaStreamSynchronize(get()), "cudaStreamSynchronize");
 }
 
+Status Stream::wait_for(const Event& event) const {
+  return cuda_status(cudaStreamWaitEvent(get(), event.get(), 0), "cudaStreamWaitEvent");
+}
+
 Result<Event> Event::create(Kind kind) {
   const unsigned flags = kind == Kind::kTiming ? cudaEventDefault : cudaEventDisableTiming;
   cudaEvent_t event = nullptr;

@@ -15,6 +15,8 @@ enum class StreamPriority : uint8_t {
   kHigh,  // decode, and copies that others wait for
 };
 
+class Event;
+
 // A stream that does not synchronize with the legacy default stream. Destroying it lets work that
 // is already enqueued finish; buffers of that work must outlive it, so synchronize first.
 class Stream {
@@ -25,6 +27,9 @@ class Stream {
   [[nodiscard]] cudaStream_t get() const { return handle_.get(); }
   // Blocks the calling thread until everything enqueued so far is done. Surfaces its errors.
   [[nodiscard]] Status synchronize() const;
+  // What is enqueued from now on begins after what the event's last record() stands for. The event
+  // may be recorded anew at once.
+  [[nodiscard]] Status wait_for(const Event& event) const;
 
  private:
   struct Traits {

@@ -50,7 +50,9 @@ struct Engine {
 struct Nccl {
   static std::unique_ptr<Fabric> make() {
     (void)arena();
-    auto fabric = create_nccl_fabric({.copier = {.device = 0}, .slot_bytes = 1u << 20, .slots = 3});
+    auto fabric = create_nccl_fabric({.copier = DeviceCopier::Options::within(0),
+                                      .message_bytes = 1u << 20,
+                                      .slot_bytes = 3u << 20});
     EXPECT_TRUE(fabric) << fabric.error().to_string();
     return std::move(*fabric);
   }
@@ -165,8 +167,8 @@ Result<std::unique_ptr<Transport>> open_kind(const std::string& kind, int device
   page_arena() = &arena();
   std::unique_ptr<Fabric> fabric;
   if (kind == "nccl") {
-    TANDEM_ASSIGN(fabric,
-                  create_nccl_fabric({.copier = {.device = device}, .allow_one_gpu = true}));
+    TANDEM_ASSIGN(fabric, create_nccl_fabric({.copier = DeviceCopier::Options::within(device),
+                                              .allow_one_gpu = true}));
   } else {
     TANDEM_ASSIGN(fabric,
                   create_ipc_fabric({.copier = {.device = device}, .memory = {arena().memory()}}));

@@ -3,7 +3,8 @@
 // pages of 64 KiB, in a row or scattered over the pool.
 //
 //   multi_gpu_transport_bench [--from GPU] [--to GPU] [--largest MIB] [--processes 1|2]
-//                          [--variants a,b,...]
+//                          [--smallest KIB] [--kernel yes|no] [--scattered yes|no]
+//                          [--both yes|no] [--variants a,b,...]
 #include <cuda_runtime_api.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -24,10 +25,12 @@
 #include <string>
 #include <vector>
 
+#include "common/base/hex.h"
 #include "common/base/piped_child.h"
 #include "common/transport/cuda_ipc/ipc_fabric.h"
 #include "common/transport/direct/direct_transport.h"
 #include "common/transport/nccl/nccl_fabric.h"
+#include "common/transport/ucx/ucx_fabric.h"
 #include "kernels/cuda/page_copy.h"
 
 namespace tandem::transport {
@@ -48,7 +51,7 @@ void must(cudaError_t error, const char* what) {
 
 class Events final : public TransportEvents {
  public:
-  void on_received(TransferId, std::string, const ReceiveStats&) override { done({}); }
+  void on_received(TransferId, std::string, const ReceiveStats&) override {}
   void on_receive_failed(TransferId, Error error) override { fail(error); }
   void on_sent(TransferId, const SendStats& stats) override { done(stats); }
   void on_send_failed(TransferId, Error error) override { fail(error); }
@@ -81,26 +84,59 @@ size_t number_after(const std::string& words, char letter, size_t otherwise) {
   return at == std::string::npos ? otherwise : std::stoull(words.substr(at + 1));
 }
 
-// "ipc:BLOCKS[xLANES][eMIB][bMIB]": multiprocessors, batches at a time, runs of so many MiB by the
-// copy engine, MiB of a batch; "nccl[:gMESSAGES][sSLOTS]": messages of one launch, slots.
+Result<std::unique_ptr<Fabric>> make_ucx_fabric(const std::string& extra,
+                                                const DeviceCopier::Options& copier) {
+  UcxFabricOptions ucx{
+      .tls = "cuda_copy,cuda_ipc,posix,tcp,self", .copiers = {}, .memory = nullptr};
+  ucx.on_thread = [device = copier.device]() -> Status {
+    TANDEM_CUDA_TRY(cudaSetDevice(device));
+    return {};
+  };
+  ucx.message_bytes = number_after(extra, 'm', ucx.message_bytes >> 20) << 20;
+  ucx.slot_bytes = number_after(extra, 's', ucx.slot_bytes >> 20) << 20;
+  TANDEM_ASSIGN(ucx.copiers, DeviceCopier::create_pair(copier));
+  TANDEM_ASSIGN(cuda::DeviceBuffer buffer, cuda::DeviceBuffer::create(2 * ucx.slot_bytes));
+  const auto memory = std::make_shared<cuda::DeviceBuffer>(std::move(buffer));
+  ucx.memory = std::shared_ptr<std::byte>(memory, memory->data());
+  return create_ucx_fabric(std::move(ucx));
+}
+
+// "ipc:BLOCKS[xLANES][cENGINES][eMIB][bMIB][pPERCENT][fMIB][aBATCHES]": multiprocessors, streams of
+// kernels and of copies, runs of so many MiB by the copy engine, MiB of a batch, what of it goes
+// beside the engine, MiB of a frame, batches under way;
+// "nccl[:xLANES][cCTAS][gMESSAGES][bMIB][mMIB][sMIB]": communicators, their multiprocessors,
+// messages and MiB of one launch, MiB of a message and of slots; "ucx[:mMIB][sMIB]" likewise, with
+// a UCX that knows CUDA.
 Result<std::unique_ptr<Fabric>> make_fabric(const std::string& variant, int gpu,
                                             std::span<std::byte> memory) {
   DeviceCopier::Options copier{.device = gpu};
   const size_t colon = variant.find(':');
   const std::string extra = colon == std::string::npos ? "" : variant.substr(colon + 1);
   if (variant.starts_with("nccl")) {
-    NcclOptions nccl{.copier = copier};
+    NcclOptions nccl{.copier = DeviceCopier::Options::within(gpu)};
     nccl.most_grouped = static_cast<uint32_t>(number_after(extra, 'g', nccl.most_grouped));
-    nccl.slots = static_cast<uint32_t>(number_after(extra, 's', nccl.slots));
+    nccl.lanes = static_cast<uint32_t>(number_after(extra, 'x', nccl.lanes));
+    nccl.ctas = static_cast<int>(number_after(extra, 'c', 0));
+    nccl.copier.blocks = static_cast<uint32_t>(number_after(extra, 'k', nccl.copier.blocks));
+    nccl.group_bytes = number_after(extra, 'b', nccl.group_bytes >> 20) << 20;
+    nccl.slot_bytes = number_after(extra, 's', nccl.slot_bytes >> 20) << 20;
+    nccl.message_bytes = number_after(extra, 'm', nccl.message_bytes >> 20) << 20;
     return create_nccl_fabric(nccl);
   }
+  if (variant.starts_with("ucx")) return make_ucx_fabric(extra, DeviceCopier::Options::within(gpu));
+  IpcOptions ipc{.copier = copier, .memory = {memory}};
   if (!extra.empty()) {
-    copier.blocks = static_cast<uint32_t>(std::stoul(extra));
-    copier.lanes = static_cast<uint32_t>(number_after(extra, 'x', 1));
-    copier.batch_bytes = number_after(extra, 'b', copier.batch_bytes >> 20) << 20;
-    copier.engine_bytes = number_after(extra, 'e', SIZE_MAX >> 20) << 20;
+    ipc.copier.blocks = static_cast<uint32_t>(std::stoul(extra));
+    ipc.copier.lanes = static_cast<uint32_t>(number_after(extra, 'x', copier.lanes));
+    ipc.copier.engines = static_cast<uint32_t>(number_after(extra, 'c', copier.engines));
+    ipc.copier.ahead = static_cast<uint32_t>(number_after(extra, 'a', copier.ahead));
+    ipc.copier.batch_bytes = number_after(extra, 'b', copier.batch_bytes >> 20) << 20;
+    ipc.copier.engine_bytes = number_after(extra, 'e', copier.engine_bytes >> 20) << 20;
+    ipc.copier.percent_beside =
+        static_cast<uint32_t>(number_after(extra, 'p', copier.percent_beside));
+    ipc.frame_bytes = number_after(extra, 'f', ipc.frame_bytes >> 20) << 20;
   }
-  return create_ipc_fabric({.copier = copier, .memory = {memory}});
+  return create_ipc_fabric(std::move(ipc));
 }
 
 struct Side {
@@ -142,9 +178,10 @@ struct Side {
   std::unique_ptr<Transport> transport;
 };
 
-ReceivePlan plan_of(Side& side, TransferId id, uint32_t messages, uint32_t pages, bool scattered) {
+ReceivePlan plan_of(Side& side, TransferId id, uint32_t messages, uint32_t pages, bool scattered,
+                    Generation sender) {
   ReceivePlan plan{.id = id,
-                   .sender = kSender,
+                   .sender = sender,
                    .layout = layout_of(messages),
                    .pages = pages,
                    .deadline = std::chrono::minutes(1)};
@@ -154,7 +191,32 @@ ReceivePlan plan_of(Side& side, TransferId id, uint32_t messages, uint32_t pages
   return plan;
 }
 
-// Child: answers "open ID MESSAGES PAGES SCATTERED" until its input ends.
+// Posts all messages of a transfer and its commit.
+void post_all(Side& side, TransferId id, Generation receiver, const std::string& address,
+              uint32_t messages, uint32_t pages, bool scattered) {
+  Transport& t = *side.transport;
+  Status status = t.open_send({.id = id,
+                               .receiver = receiver,
+                               .address = address,
+                               .layout = layout_of(messages),
+                               .pages = pages,
+                               .tail_rows = 0,
+                               .deadline = std::chrono::minutes(1)});
+  std::vector<std::span<const std::byte>> spans(pages);
+  for (uint32_t m = 0; m < messages && status; ++m) {
+    for (uint32_t p = 0; p < pages; ++p) {
+      spans[p] = {side.page(size_t{m} * pages + p, scattered, 1), kPage};
+    }
+    status = t.post_pages(id, m, 0, spans);
+  }
+  if (status) status = t.post_commit(id, "");
+  if (status) return;
+  std::fprintf(stderr, "%s\n", status.error().to_string().c_str());
+  std::_Exit(1);
+}
+
+// Child: "address HEX" first, then answers "open ID MESSAGES PAGES SCATTERED" and "push ..."
+// likewise until its input ends.
 int receive(const std::string& variant, int gpu, size_t bytes) {
   Side side(variant, gpu, bytes, kReceiver);
   const std::string address = side.transport->address();
@@ -162,16 +224,31 @@ int receive(const std::string& variant, int gpu, size_t bytes) {
   std::fwrite(address.data(), 1, address.size(), stdout);
   std::fflush(stdout);
   std::string line;
+  std::string peer;
   while (std::getline(std::cin, line)) {
     std::istringstream words(line);
+    std::string verb;
+    words >> verb;
+    if (verb == "address") {
+      std::string hex;
+      words >> hex;
+      peer = from_hex(hex).value();
+      continue;
+    }
     uint64_t id = 0;
     uint32_t messages = 0;
     uint32_t pages = 0;
     bool scattered = false;
     words >> id >> messages >> pages >> scattered;
-    const Status opened =
-        side.transport->open_receive(plan_of(side, TransferId{id}, messages, pages, scattered));
-    std::printf(opened ? "open\n" : "refused\n");
+    if (verb == "push") {
+      post_all(side, TransferId{id}, kSender, peer, messages, pages, scattered);
+      (void)side.events.wait();
+      std::printf("pushed\n");
+    } else {
+      const Status opened = side.transport->open_receive(
+          plan_of(side, TransferId{id}, messages, pages, scattered, kSender));
+      std::printf(opened ? "open\n" : "refused\n");
+    }
     std::fflush(stdout);
   }
   return 0;
@@ -207,6 +284,7 @@ struct Pair {
     child = spawn({self, "--receive", variant, std::to_string(to), std::to_string(bytes)});
     address.resize(std::strtoull(child.line().c_str(), nullptr, 10));
     if (std::fread(address.data(), 1, address.size(), child.out) != address.size()) std::_Exit(1);
+    std::fprintf(child.in, "address %s\n", to_hex(side.transport->address()).c_str());
   }
   ~Pair() {
     if (child.in != nullptr) {
@@ -221,46 +299,49 @@ struct Pair {
   }
   void open_receive(TransferId id, uint32_t messages, uint32_t pages, bool scattered) {
     if (receiver != nullptr) {
-      if (!receiver->transport->open_receive(plan_of(*receiver, id, messages, pages, scattered))) {
+      if (!receiver->transport->open_receive(
+              plan_of(*receiver, id, messages, pages, scattered, kSender))) {
         std::_Exit(1);
       }
       return;
     }
-    std::fprintf(child.in, "%llu %u %u %d\n", static_cast<unsigned long long>(id.value), messages,
-                 pages, scattered ? 1 : 0);
-    std::fflush(child.in);
+    say("open", id, messages, pages, scattered);
     if (child.line() != "open\n") std::_Exit(1);
+  }
+  void say(const char* verb, TransferId id, uint32_t messages, uint32_t pages, bool scattered) {
+    std::fprintf(child.in, "%s %llu %u %u %d\n", verb, static_cast<unsigned long long>(id.value),
+                 messages, pages, scattered ? 1 : 0);
+    std::fflush(child.in);
   }
   // Seconds from the first post to the last acknowledgement.
   double push(uint32_t messages, uint32_t pages, bool scattered) {
     const TransferId id{++last};
     open_receive(id, messages, pages, scattered);
-    Transport& t = *side.transport;
-    Status status = t.open_send({.id = id,
-                                 .receiver = kReceiver,
-                                 .address = address,
-                                 .layout = layout_of(messages),
-                                 .pages = pages,
-                                 .tail_rows = 0,
-                                 .deadline = std::chrono::minutes(1)});
-    std::vector<std::span<const std::byte>> spans(pages);
-    for (uint32_t m = 0; m < messages && status; ++m) {
-      for (uint32_t p = 0; p < pages; ++p) {
-        spans[p] = {side.page(size_t{m} * pages + p, scattered, 1), kPage};
-      }
-      status = t.post_pages(id, m, 0, spans);
-    }
-    if (status) status = t.post_commit(id, "");
-    if (!status) {
-      std::fprintf(stderr, "%s\n", status.error().to_string().c_str());
-      std::_Exit(1);
-    }
+    post_all(side, id, kReceiver, address, messages, pages, scattered);
     return to_seconds(side.events.wait().elapsed);
   }
-  double median(uint32_t messages, uint32_t pages, bool scattered) {
-    (void)push(messages, pages, scattered);
+  // Seconds until both have arrived, of two processes that push to each other.
+  double push_both(uint32_t messages, uint32_t pages, bool scattered) {
+    const TransferId there{++last};
+    const TransferId back{++last};
+    open_receive(there, messages, pages, scattered);
+    if (!side.transport->open_receive(plan_of(side, back, messages, pages, scattered, kReceiver))) {
+      std::_Exit(1);
+    }
+    const TimePoint begin = side.clock.now();
+    say("push", back, messages, pages, scattered);
+    post_all(side, there, kReceiver, address, messages, pages, scattered);
+    (void)side.events.wait();
+    if (child.line() != "pushed\n") std::_Exit(1);
+    return to_seconds(side.clock.now() - begin);
+  }
+  double median(uint32_t messages, uint32_t pages, bool scattered, bool both = false) {
     std::vector<double> times;
-    for (int i = 0; i < kRepeats; ++i) times.push_back(push(messages, pages, scattered));
+    for (int i = 0; i <= kRepeats; ++i) {
+      const double seconds =
+          both ? push_both(messages, pages, scattered) : push(messages, pages, scattered);
+      if (i > 0) times.push_back(seconds);
+    }
     std::ranges::sort(times);
     return times[kRepeats / 2];
   }
@@ -382,14 +463,42 @@ struct Options {
   int to = 0;
   size_t largest = 256;  // MiB
   bool one_process = false;
+  size_t smallest = 64;  // KiB
+  bool kernel = true;
+  bool scattered = true;
+  bool both = true;
   std::vector<std::string> variants = {"ipc",    "ipc:8",    "ipc:16",
                                        "ipc:48", "ipc:24x2", "ipc:16x4e4"};
 };
 
+// Many messages, many both ways at once (each way's rate), and how long one takes alone.
+void report_variant(Pair& pair, const std::string& variant, const std::vector<size_t>& sizes,
+                    size_t most, bool scattered, bool both_ways) {
+  std::string both;
+  std::string alone;
+  std::printf("%-12s", (variant + (scattered ? " s" : "")).c_str());
+  for (const size_t s : sizes) {
+    const auto pages = static_cast<uint32_t>(s / kPage);
+    const auto messages = static_cast<uint32_t>(std::clamp<size_t>(most / s, 1, 128));
+    const double bytes = static_cast<double>(messages) * static_cast<double>(s);
+    char text[32];
+    std::printf(" %9.1f", bytes / pair.median(messages, pages, scattered) / 1e9);
+    if (both_ways && pair.receiver == nullptr) {
+      std::snprintf(text, sizeof(text), " %9.1f",
+                    bytes / pair.median(messages, pages, scattered, true) / 1e9);
+      both += text;
+    }
+    std::snprintf(text, sizeof(text), " %8.0fus", pair.median(1, pages, scattered) * 1e6);
+    alone += text;
+  }
+  std::printf("\n%-12s%s\n%-12s%s\n", "  both ways", both.c_str(), "  one alone", alone.c_str());
+  std::fflush(stdout);
+}
+
 int run(const char* self, const Options& options) {
   const size_t most = std::max<size_t>(options.largest, 256) << 20;
   std::vector<size_t> sizes;
-  for (size_t s = kPage; s <= options.largest << 20; s *= s < (1u << 20) ? 4 : 8)
+  for (size_t s = options.smallest << 10; s <= options.largest << 20; s *= s < (1u << 20) ? 4 : 8)
     sizes.push_back(s);
   std::map<size_t, double> plain;
   std::printf("%-12s", "GB/s");
@@ -401,25 +510,11 @@ int run(const char* self, const Options& options) {
     std::printf(" %9.1f", plain[s]);
   }
   std::printf("\n");
-  report_kernel(options.from, options.to);
+  if (options.kernel) report_kernel(options.from, options.to);
   for (const std::string& variant : options.variants) {
     Pair pair(self, variant, options.from, options.to, most, options.one_process);
-    for (const bool scattered : {false, true}) {
-      std::printf("%-12s", (variant + (scattered ? " s" : "")).c_str());
-      std::string latency;
-      for (const size_t s : sizes) {
-        const auto pages = static_cast<uint32_t>(s / kPage);
-        const auto messages = static_cast<uint32_t>(std::clamp<size_t>(most / s, 1, 128));
-        const double seconds = pair.median(messages, pages, scattered);
-        std::printf(" %9.1f",
-                    static_cast<double>(messages) * static_cast<double>(s) / seconds / 1e9);
-        char text[32];
-        std::snprintf(text, sizeof(text), " %8.0fus", pair.median(1, pages, scattered) * 1e6);
-        latency += text;
-      }
-      std::printf("\n%-12s%s\n", "  one alone", latency.c_str());
-      std::fflush(stdout);
-    }
+    report_variant(pair, variant, sizes, most, false, options.both);
+    if (options.scattered) report_variant(pair, variant, sizes, most, true, options.both);
     std::printf("  %s\n", pair.side.transport->detail().c_str());
   }
   return 0;
@@ -437,16 +532,21 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
     if (i + 1 == argc) {
-      std::fprintf(
-          stderr,
-          "usage: multi_gpu_transport_bench [--from GPU] [--to GPU] [--largest MIB] "
-          "[--processes 1|2] [--variants ipc,ipc:16,ipc:24x2,ipc:16x4e4b32,nccl,nccl:g16]\n");
+      std::fprintf(stderr,
+                   "usage: multi_gpu_transport_bench [--from GPU] [--to GPU] [--largest MIB] "
+                   "[--processes 1|2] [--smallest KIB] [--kernel yes|no] [--scattered yes|no] "
+                   "[--both yes|no] "
+                   "[--variants ipc,ipc:16,ipc:24x2,ipc:16x4e4b32,nccl,nccl:g16,ucx]\n");
       return 2;
     }
     const char* value = argv[++i];
     if (word == "--from") options.from = std::atoi(value);
     if (word == "--to") options.to = std::atoi(value);
     if (word == "--largest") options.largest = std::strtoull(value, nullptr, 10);
+    if (word == "--smallest") options.smallest = std::strtoull(value, nullptr, 10);
+    if (word == "--scattered") options.scattered = std::string_view(value) != "no";
+    if (word == "--both") options.both = std::string_view(value) != "no";
+    if (word == "--kernel") options.kernel = std::string_view(value) != "no";
     if (word == "--processes") options.one_process = std::atoi(value) == 1;
     if (word == "--variants") {
       options.variants.clear();

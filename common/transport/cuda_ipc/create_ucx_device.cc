@@ -16,14 +16,14 @@ Result<std::unique_ptr<Transport>> create_ucx_device_transport(
   if (!knows) {
     return fail(ErrorCode::kUnsupported, "the UCX in use knows no CUDA memory over '" + tls + "'");
   }
-  UcxFabricOptions ucx{.tls = tls, .copier = nullptr, .memory = nullptr};
+  UcxFabricOptions ucx{.tls = tls, .copiers = {}, .memory = nullptr};
   ucx.on_thread = [device = options.device]() -> Status {
     TANDEM_CUDA_TRY(cudaSetDevice(device));
     return {};
   };
-  TANDEM_ASSIGN(ucx.copier, DeviceCopier::create({.device = options.device}));
-  TANDEM_ASSIGN(cuda::DeviceBuffer buffer,
-                cuda::DeviceBuffer::create(2 * ucx.slots * ucx.slot_bytes));
+  TANDEM_ASSIGN(ucx.copiers,
+                DeviceCopier::create_pair(DeviceCopier::Options::within(options.device)));
+  TANDEM_ASSIGN(cuda::DeviceBuffer buffer, cuda::DeviceBuffer::create(2 * ucx.slot_bytes));
   const auto memory = std::make_shared<cuda::DeviceBuffer>(std::move(buffer));
   ucx.memory = std::shared_ptr<std::byte>(memory, memory->data());
   TANDEM_ASSIGN(auto fabric, create_ucx_fabric(std::move(ucx)));

@@ -22,6 +22,12 @@ Result<std::unique_ptr<DeviceCopier>> DeviceCopier::create(const Options& option
     TANDEM_ASSIGN(cuda::Stream lane, cuda::Stream::create(cuda::StreamPriority::kHigh));
     copier->lanes_.push_back(std::move(lane));
   }
+  for (uint32_t i = 0; i < std::max(options.engines, 1u); ++i) {
+    Engine engine;
+    TANDEM_ASSIGN(engine.stream, cuda::Stream::create(cuda::StreamPriority::kHigh));
+    TANDEM_ASSIGN(engine.copied, cuda::Event::create());
+    copier->engines_.push_back(std::move(engine));
+  }
   TANDEM_ASSIGN(copier->sums_, cuda::PinnedBuffer::create(kRing * sizeof(uint64_t)));
   for (size_t i = 0; i < kEvents; ++i) {
     TANDEM_ASSIGN(cuda::Event event, cuda::Event::create());
@@ -30,10 +36,21 @@ Result<std::unique_ptr<DeviceCopier>> DeviceCopier::create(const Options& option
   return copier;
 }
 
+Result<CopierPair> DeviceCopier::create_pair(const Options& options) {
+  CopierPair pair;
+  TANDEM_ASSIGN(pair.sender, create(options));
+  TANDEM_ASSIGN(pair.receiver, create(options));
+  return pair;
+}
+
 DeviceCopier::~DeviceCopier() {
   const cuda::DeviceScope scope(options_.device);
+  // Errors were said by whoever saw them first.
+  for (const Engine& engine : engines_) {
+    if (!engine.stream.synchronize()) return;
+  }
   for (const cuda::Stream& lane : lanes_) {
-    if (const Status done = lane.synchronize(); !done) return;  // said by whoever saw it first
+    if (!lane.synchronize()) return;
   }
 }
 
@@ -49,9 +66,8 @@ void DeviceCopier::flush() {
   if (waiting_.empty() && batches_.empty()) return;
   const cuda::DeviceScope scope(options_.device);
   collect(false);
-  // While the device has enough to do, more is gathered: fewer and larger batches.
-  if (batches_.size() > lanes_.size() && waiting_bytes_ < options_.batch_bytes) return;
-  flush_locked();
+  while (batches_.size() < options_.ahead && flush_batch()) {
+  }
 }
 
 size_t DeviceCopier::sums_of(const Waiting& work) const {
@@ -60,13 +76,7 @@ size_t DeviceCopier::sums_of(const Waiting& work) const {
   return sums;
 }
 
-// Everything that waits and fits becomes batches: one event each, and as few launches as it takes.
-void DeviceCopier::flush_locked() {
-  collect(false);
-  while (flush_batch()) {
-  }
-}
-
+// A part of what waits becomes a batch: one event, and as few launches as it takes.
 bool DeviceCopier::flush_batch() {
   if (!status_ || waiting_.empty() || spare_events_.empty()) return false;
   std::vector<Waiting> work;
@@ -91,10 +101,7 @@ bool DeviceCopier::flush_batch() {
   batch.sums = sums_head_;
   batch.done = std::move(spare_events_.back());
   spare_events_.pop_back();
-  const cuda::Stream& lane = lanes_[next_lane_++ % lanes_.size()];
-  Status launched = copy_long_runs(work, lane);
-  if (launched) launched = launch(work, batch, lane);
-  if (launched) launched = batch.done.record(lane);
+  Status launched = start(work, bytes, batch);
   if (!launched) {
     fail_all(std::move(launched));
     return false;
@@ -104,29 +111,51 @@ bool DeviceCopier::flush_batch() {
   return true;
 }
 
+// What the engine does not copy is copied first, beside it; the lane then waits for the engine.
+Status DeviceCopier::start(std::vector<Waiting>& work, size_t bytes, Batch& batch) {
+  const cuda::Stream& lane = lanes_[next_lane_++ % lanes_.size()];
+  Engine& engine = engines_[next_engine_ % engines_.size()];
+  TANDEM_TRY(copy_long_runs(work, bytes, engine));
+  reserve(work, batch);
+  TANDEM_TRY(launch(work, batch, true, lane));
+  if (engine.used) {
+    engine.used = false;
+    ++next_engine_;
+    TANDEM_TRY(engine.copied.record(engine.stream));
+    TANDEM_TRY(lane.wait_for(engine.copied));
+  }
+  TANDEM_TRY(launch(work, batch, false, lane));
+  return batch.done.record(lane);
+}
+
 // Pieces that lie one behind the other at both ends are one run. Long ones are copied here and only
-// checked by the kernel, at their new place.
-Status DeviceCopier::copy_long_runs(std::vector<Waiting>& work, const cuda::Stream& lane) {
+// checked by the kernel, at their new place; `bytes` is all of the batch.
+Status DeviceCopier::copy_long_runs(std::vector<Waiting>& work, size_t bytes, Engine& engine) {
+  const size_t beside = bytes < options_.beside_bytes ? 0 : bytes / 100 * options_.percent_beside;
+  size_t left = bytes - beside;
   std::vector<Piece*> run;
-  size_t bytes = 0;
+  size_t run_bytes = 0;
   const auto end_run = [&]() -> Status {
-    if (!run.empty() && bytes >= options_.engine_bytes) {
-      TANDEM_CUDA_TRY(cudaMemcpyAsync(run.front()->to, run.front()->from, bytes, cudaMemcpyDefault,
-                                      lane.get()));
+    if (!run.empty() && run_bytes >= options_.engine_bytes) {
+      TANDEM_CUDA_TRY(cudaMemcpyAsync(run.front()->to, run.front()->from, run_bytes,
+                                      cudaMemcpyDefault, engine.stream.get()));
+      engine.used = true;
       for (Piece* p : run) *p = {p->to, nullptr, p->bytes};
     }
     run.clear();
-    bytes = 0;
+    run_bytes = 0;
     return {};
   };
   for (Waiting& w : work) {
     for (Piece& p : w.pieces) {
+      if (left < p.bytes) return end_run();
+      left -= p.bytes;
       if (p.to == nullptr) continue;
-      const bool next =
-          !run.empty() && run.front()->from + bytes == p.from && run.front()->to + bytes == p.to;
+      const bool next = !run.empty() && run.front()->from + run_bytes == p.from &&
+                        run.front()->to + run_bytes == p.to;
       if (!next) TANDEM_TRY(end_run());
       run.push_back(&p);
-      bytes += p.bytes;
+      run_bytes += p.bytes;
     }
   }
   return end_run();
@@ -141,26 +170,12 @@ size_t DeviceCopier::reserve_sums(uint32_t items) {
   return at;
 }
 
-Status DeviceCopier::launch(std::vector<Waiting>& work, Batch& batch, const cuda::Stream& lane) {
-  cuda::PageCopy task;
-  const auto go = [&]() -> Status {
-    TANDEM_CUDA_TRY(cuda::page_copy(task, options_.blocks, lane.get()));
-    task.count = 0;
-    return {};
-  };
+void DeviceCopier::reserve(const std::vector<Waiting>& work, Batch& batch) {
   for (const Waiting& w : work) {
     std::vector<Sums> sums;
     for (const Piece& p : w.pieces) {
       const uint32_t items = cuda::page_copy_items(p.bytes);
       const size_t at = reserve_sums(items);
-      uint64_t* const to = sums_.as<uint64_t>() + at;
-      const bool same = p.bytes == task.bytes && to == task.sums + size_t{task.count} * items;
-      if (task.count > 0 && (!same || task.count == cuda::kMostPageCopyPieces)) TANDEM_TRY(go());
-      if (task.count == 0) {
-        task.bytes = p.bytes;
-        task.sums = to;
-      }
-      task.pieces[task.count++] = {p.from, p.to};
       const bool follows = !sums.empty() && sums.back().items == items &&
                            sums.back().at + size_t{sums.back().count} * items == at;
       if (follows) {
@@ -170,6 +185,37 @@ Status DeviceCopier::launch(std::vector<Waiting>& work, Batch& batch, const cuda
       }
     }
     batch.tickets.emplace_back(w.ticket, std::move(sums));
+  }
+}
+
+// The pieces that are to be copied, or the others, in as few launches as it takes.
+Status DeviceCopier::launch(const std::vector<Waiting>& work, const Batch& batch, bool copies,
+                            const cuda::Stream& lane) {
+  cuda::PageCopy task;
+  const auto go = [&]() -> Status {
+    TANDEM_CUDA_TRY(cuda::page_copy(task, options_.blocks, lane.get()));
+    task.count = 0;
+    return {};
+  };
+  for (size_t w = 0; w < work.size(); ++w) {
+    auto run = batch.tickets[w].second.begin();
+    uint32_t of_run = 0;
+    for (const Piece& p : work[w].pieces) {
+      const uint32_t items = run->items;
+      uint64_t* const to = sums_.as<uint64_t>() + run->at + size_t{of_run} * items;
+      if (++of_run == run->count) {
+        ++run;
+        of_run = 0;
+      }
+      if ((p.to != nullptr) != copies) continue;
+      const bool same = p.bytes == task.bytes && to == task.sums + size_t{task.count} * items;
+      if (task.count > 0 && (!same || task.count == cuda::kMostPageCopyPieces)) TANDEM_TRY(go());
+      if (task.count == 0) {
+        task.bytes = p.bytes;
+        task.sums = to;
+      }
+      task.pieces[task.count++] = {p.from, p.to};
+    }
   }
   return task.count > 0 ? go() : Status();
 }
@@ -213,8 +259,13 @@ void DeviceCopier::fail_all(Status status) {
 
 Result<std::optional<std::vector<uint64_t>>> DeviceCopier::taken(Ticket ticket) {
   std::lock_guard lock(mutex_);
+  auto it = results_.find(ticket);
+  if (it == results_.end()) {
+    const cuda::DeviceScope scope(options_.device);
+    collect(false);
+    it = results_.find(ticket);
+  }
   if (!status_) return fail(status_.error());
-  const auto it = results_.find(ticket);
   if (it == results_.end()) return std::nullopt;
   std::optional<std::vector<uint64_t>> sums = std::move(it->second);
   results_.erase(it);
@@ -230,7 +281,8 @@ void DeviceCopier::drain() {
   std::lock_guard lock(mutex_);
   const cuda::DeviceScope scope(options_.device);
   while (status_ && (!waiting_.empty() || !batches_.empty())) {
-    flush_locked();
+    while (flush_batch()) {
+    }
     collect(true);
   }
 }

@@ -167,10 +167,11 @@ class IpcFabric final : public Fabric {
 
   std::string_view name() const override { return "cuda_ipc"; }
   std::string version() const override { return cuda::version_text(self_.runtime); }
-  PageCopier& copier() override { return *copier_; }
+  PageCopier& copier(bool sender) override { return copiers_.of(sender); }
   // Each offer costs both threads some microseconds: at 1 MiB an offer they bound a push to about
   // 200 GB/s. A layer of less is one offer.
   size_t frame_bytes() const override { return options_.frame_bytes; }
+  bool stays_awake() const override { return true; }
   Status start() override {
     TANDEM_CUDA_TRY(cudaSetDevice(self_.device));
     return {};
@@ -189,7 +190,7 @@ class IpcFabric final : public Fabric {
 
   const IpcOptions options_;
   PeerHello self_;
-  std::unique_ptr<DeviceCopier> copier_;
+  CopierPair copiers_;
 };
 
 Status IpcFabric::set_up() {
@@ -213,7 +214,7 @@ Status IpcFabric::set_up() {
   if (self_.regions.size() > kMostRegions) {
     return fail(ErrorCode::kInternal, "cuda_ipc: the KV pool lies in too many allocations");
   }
-  TANDEM_ASSIGN(copier_, DeviceCopier::create(options_.copier));
+  TANDEM_ASSIGN(copiers_, DeviceCopier::create_pair(options_.copier));
   return {};
 }
 

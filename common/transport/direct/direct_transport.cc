@@ -22,7 +22,8 @@ using proto::KvFrameKind;
 
 constexpr Duration kTick = std::chrono::milliseconds(10);
 constexpr Duration kIdleNap = std::chrono::milliseconds(250);
-// Device work tells nobody that it is done: the thread looks for it, at first without a pause.
+// Device work tells nobody that it is done: the thread looks for it, at first without a pause. So
+// it does for answers, where the fabric wants that.
 constexpr Duration kSpin = std::chrono::microseconds(200);
 constexpr Duration kBusyNap = std::chrono::microseconds(20);
 constexpr size_t kMaxPeers = 256;
@@ -51,7 +52,7 @@ class DirectTransport final : public ThreadedTransport {
         fabric_(std::move(fabric)),
         on_warning_(std::move(on_warning)),
         core_{deps.self, deps.clock, counters_, receives_, sends_, *fabric_} {
-    receives_.set_barrier([this] { fabric_->copier().drain(); });
+    receives_.set_barrier([this] { fabric_->copier(false).drain(); });
   }
   ~DirectTransport() override { stop_thread(); }
   Status start() { return start_thread(); }
@@ -86,6 +87,7 @@ class DirectTransport final : public ThreadedTransport {
   void name_links();
   void sweep(TimePoint now);
   [[nodiscard]] bool busy() const;
+  [[nodiscard]] Duration nap(Duration quiet) const;  // after so long without an event
 
   const std::unique_ptr<Fabric> fabric_;
   const std::function<void(const std::string&)> on_warning_;
@@ -130,7 +132,8 @@ void DirectTransport::loop(const std::stop_token& stop) {
   TimePoint last_event = clock_.now();
   TimePoint next_sweep = last_event;
   while (!stop.stop_requested()) {
-    bool any = drain_inbox();
+    bool any = heard_;
+    any = drain_inbox() || any;
     any = advance() || any;
     const TimePoint now = clock_.now();
     if (now >= next_sweep) {
@@ -138,13 +141,7 @@ void DirectTransport::loop(const std::stop_token& stop) {
       next_sweep = now + kTick;
     }
     if (any) last_event = now;
-    if (busy()) {
-      wait_for_sockets(now - last_event < kSpin ? Duration::zero() : kBusyNap);
-    } else if (!any) {
-      wait_for_sockets(sends_.open_count() + receives_.open_count() > 0 ? kTick : kIdleNap);
-    } else {
-      wait_for_sockets(Duration::zero());
-    }
+    wait_for_sockets(any ? Duration::zero() : nap(now - last_event));
   }
   // Answers and cancels that are under way still go out.
   drain_inbox();
@@ -157,8 +154,16 @@ void DirectTransport::loop(const std::stop_token& stop) {
   while (unsent() && clock_.now() < give_up) wait_for_sockets(std::chrono::milliseconds(1));
 }
 
+Duration DirectTransport::nap(Duration quiet) const {
+  const bool open = sends_.open_count() + receives_.open_count() > 0;
+  const bool works = busy();
+  if ((works || (open && fabric_->stays_awake())) && quiet < kSpin) return Duration::zero();
+  if (works) return kBusyNap;
+  return open ? kTick : kIdleNap;
+}
+
 bool DirectTransport::busy() const {
-  return fabric_->copier().busy() ||
+  return fabric_->copier(true).busy() || fabric_->copier(false).busy() ||
          std::ranges::any_of(peers_, [](const auto& p) { return p.second->busy(); }) ||
          std::ranges::any_of(guests_, [](const Inbound& g) { return g.busy(); });
 }
@@ -181,7 +186,8 @@ bool DirectTransport::advance() {
     if (status) status = here->connection().flush();
     if (!status) lose(here, status.error());
   }
-  fabric_->copier().flush();
+  fabric_->copier(false).flush();
+  fabric_->copier(true).flush();
   return any;
 }
 

@@ -73,8 +73,13 @@ class Fabric {
   virtual ~Fabric() = default;
   [[nodiscard]] virtual std::string_view name() const = 0;  // "cuda_ipc"; any thread
   [[nodiscard]] virtual std::string version() const = 0;    // "13.0"; any thread
-  [[nodiscard]] virtual PageCopier& copier() = 0;           // any thread
-  [[nodiscard]] virtual size_t frame_bytes() const = 0;     // frames aim at this much; any thread
+  // Reads a sender's pages, or writes a receiver's. Two where work of one kind would keep that of
+  // the other waiting. Any thread.
+  [[nodiscard]] virtual PageCopier& copier(bool sender) = 0;
+  [[nodiscard]] virtual size_t frame_bytes() const = 0;  // frames aim at this much; any thread
+  // Whether the transport's thread waits a little for answers without going to sleep: 30 us a
+  // wake-up are then worth more than the processor's time.
+  [[nodiscard]] virtual bool stays_awake() const { return false; }  // any thread
   // Called first on the transport's thread.
   [[nodiscard]] virtual Status start() = 0;
   // What a peer must know to open a link; at most 16 KiB. A sender's may differ for every link.

@@ -11,9 +11,9 @@ using proto::KvFrameKind;
 
 Inbound::~Inbound() {
   if (begun_ == 0) return;
-  core_.fabric.copier().drain();
+  core_.fabric.copier(false).drain();
   for (size_t i = 0; i < begun_; ++i) {
-    if (arrivals_[i].copying) (void)core_.fabric.copier().taken(arrivals_[i].ticket);
+    if (arrivals_[i].copying) (void)core_.fabric.copier(false).taken(arrivals_[i].ticket);
   }
 }
 
@@ -176,7 +176,7 @@ Status Inbound::begin_arrived(bool& any) {
         a.pieces[i].to = to[i].data();
       }
       if (a.misfit) return;
-      a.ticket = core_.fabric.copier().add(a.pieces);
+      a.ticket = core_.fabric.copier(false).add(a.pieces);
       a.copying = true;
     });
     a.wanted = begun.started;
@@ -190,7 +190,7 @@ Status Inbound::finish_copied(bool& any) {
     Arrival& a = arrivals_.front();
     Status outcome;
     if (a.copying) {
-      TANDEM_ASSIGN(const auto sums, core_.fabric.copier().taken(a.ticket));
+      TANDEM_ASSIGN(const auto sums, core_.fabric.copier(false).taken(a.ticket));
       if (!sums) return {};
       a.copying = false;
       if (*sums != a.checksums) {

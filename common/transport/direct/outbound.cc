@@ -58,9 +58,9 @@ Result<std::unique_ptr<Outbound>> Outbound::open(DirectCore& core, const std::st
 
 Outbound::~Outbound() {
   if (staging_.empty()) return;
-  core_.fabric.copier().drain();
+  core_.fabric.copier(true).drain();
   for (const Staging& s : staging_) {
-    if (!s.pieces.empty()) (void)core_.fabric.copier().taken(s.ticket);
+    if (!s.pieces.empty()) (void)core_.fabric.copier(true).taken(s.ticket);
   }
 }
 
@@ -126,8 +126,8 @@ Status Outbound::advance(bool& any) {
   if (link_ == nullptr) return {};
   TANDEM_ASSIGN(const bool ready, link_->ready());
   if (!ready) return {};
-  TANDEM_TRY(stage(any));
-  return offer(any);
+  TANDEM_TRY(offer(any));  // first: the receiver waits for it
+  return stage(any);
 }
 
 Status Outbound::stage(bool& any) {
@@ -165,7 +165,7 @@ Status Outbound::stage_pages(KvPost&& post, const SendTable::Route& route, bool&
   if (Fd memory = link_->memory()) {
     TANDEM_TRY(connection_.send(encode_message(MessageKind::kMemory, {}), std::move(memory)));
   }
-  const PageCopier::Ticket ticket = core_.fabric.copier().add(pieces);
+  const PageCopier::Ticket ticket = core_.fabric.copier(true).add(pieces);
   staging_.push_back({std::move(post), route, std::move(pieces), std::move(**staged), ticket});
   return {};
 }
@@ -184,7 +184,7 @@ Status Outbound::offer(bool& any) {
       TANDEM_TRY(connection_.send(frame_message(frame)));
       continue;
     }
-    TANDEM_ASSIGN(auto sums, core_.fabric.copier().taken(s.ticket));
+    TANDEM_ASSIGN(auto sums, core_.fabric.copier(true).taken(s.ticket));
     if (!sums) return {};
     any = true;
     const Staging done = std::move(s);

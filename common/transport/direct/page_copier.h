@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -34,6 +35,14 @@ class PageCopier {
   [[nodiscard]] virtual bool busy() const = 0;
   // Returns when nothing that was added is still to be written. A barrier for close_receive().
   virtual void drain() = 0;
+};
+
+// One for what a process sends and one for what it receives: a check that an offer waits for does
+// not stand behind copies that come in.
+struct CopierPair {
+  std::unique_ptr<PageCopier> sender;
+  std::unique_ptr<PageCopier> receiver;
+  [[nodiscard]] PageCopier& of(bool sends) const { return sends ? *sender : *receiver; }
 };
 
 // The checksum of one piece: the sum over its vectors of 16 bytes (the last one filled up with

@@ -10,8 +10,9 @@ Result<std::unique_ptr<Transport>> create_nccl_transport(const DeviceTransportOp
     return fail(ErrorCode::kConfig, "nccl moves pages of a GPU, and this node's are on the host",
                 "transport.kind");
   }
-  TANDEM_ASSIGN(auto fabric, create_nccl_fabric({.copier = {.device = options.device},
-                                                 .library_folders = options.libraries}));
+  TANDEM_ASSIGN(auto fabric,
+                create_nccl_fabric({.copier = DeviceCopier::Options::within(options.device),
+                                    .library_folders = options.libraries}));
   return create_direct_transport(std::move(fabric), deps, options.on_warning);
 }
 

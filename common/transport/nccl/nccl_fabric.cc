@@ -10,11 +10,13 @@
 namespace tandem::transport {
 namespace {
 
+constexpr uint32_t kMostLanes = 4;
+
 struct PeerHello {
   std::string version;
   uint64_t process = 0;
   std::string uuid;
-  ncclUniqueId id{};  // a sender's; one for each connection
+  std::vector<ncclUniqueId> ids;  // a sender's; of one connection, one for each lane
 };
 
 uint64_t this_process() {
@@ -39,7 +41,9 @@ std::shared_ptr<SelfPair> self_pair(const ncclUniqueId& id) {
 
 std::string encode(const PeerHello& hello) {
   FieldWriter fields;
-  fields.text(hello.version).put(hello.process).text(hello.uuid).put(hello.id);
+  fields.text(hello.version).put(hello.process).text(hello.uuid);
+  fields.put(static_cast<uint8_t>(hello.ids.size()));
+  for (const ncclUniqueId& id : hello.ids) fields.put(id);
   return fields.take();
 }
 
@@ -49,28 +53,34 @@ Result<PeerHello> parse(const std::string& text) {
   hello.version = fields.text();
   hello.process = fields.get<uint64_t>();
   hello.uuid = fields.text();
-  hello.id = fields.get<ncclUniqueId>();
-  if (!fields.complete()) return fail(ErrorCode::kCorruptData, "nccl: a hello is malformed");
+  const auto lanes = fields.get<uint8_t>();
+  for (uint8_t i = 0; i < lanes && fields.good(); ++i) {
+    hello.ids.push_back(fields.get<ncclUniqueId>());
+  }
+  if (!fields.complete() || lanes > kMostLanes)
+    return fail(ErrorCode::kCorruptData, "nccl: a hello is malformed");
   return hello;
 }
 
 class NcclFabric final : public Fabric {
  public:
-  explicit NcclFabric(const NcclOptions& options) : options_(options) {}
+  explicit NcclFabric(NcclOptions options) : options_(std::move(options)) {}
   Status set_up();
 
   std::string_view name() const override { return "nccl"; }
-  std::string version() const override { return api_.version(); }
-  PageCopier& copier() override { return *copier_; }
-  size_t frame_bytes() const override { return options_.slot_bytes; }
+  std::string version() const override { return api_->version(); }
+  PageCopier& copier(bool sender) override { return copiers_.of(sender); }
+  size_t frame_bytes() const override { return options_.message_bytes; }
+  bool stays_awake() const override { return true; }
   Status start() override {
     TANDEM_CUDA_TRY(cudaSetDevice(options_.copier.device));
     return {};
   }
   Result<std::string> hello(bool sender) override {
     PeerHello hello = self_;
-    if (sender) {
-      TANDEM_TRY(api_.status(api_.ncclGetUniqueId(&hello.id), "ncclGetUniqueId", nullptr));
+    for (uint32_t i = 0; sender && i < options_.lanes; ++i) {
+      ncclUniqueId& id = hello.ids.emplace_back();
+      TANDEM_TRY(api_->status(api_->ncclGetUniqueId(&id), "ncclGetUniqueId", nullptr));
     }
     return encode(hello);
   }
@@ -79,24 +89,30 @@ class NcclFabric final : public Fabric {
 
  private:
   const NcclOptions options_;
-  NcclApi api_;
+  std::shared_ptr<const NcclApi> api_;
+  std::unique_ptr<NcclBuilder> builder_;
   PeerHello self_;
-  SlotPool send_slots_;
-  SlotPool receive_slots_;
-  std::unique_ptr<DeviceCopier> copier_;
+  cuda::DeviceBuffer memory_;  // of both kinds of slots
+  SlotSpace send_slots_;
+  SlotSpace receive_slots_;
+  CopierPair copiers_;
 };
 
 Status NcclFabric::set_up() {
   const cuda::DeviceScope scope(options_.copier.device);
-  TANDEM_ASSIGN(api_, NcclApi::open(options_.library_folders));
-  self_.version = api_.version();
+  TANDEM_ASSIGN(auto api, NcclApi::open(options_.library_folders));
+  api_ = std::make_shared<const NcclApi>(std::move(api));
+  builder_ = std::make_unique<NcclBuilder>(api_);
+  self_.version = api_->version();
   self_.process = this_process();
   cudaDeviceProp properties{};
   TANDEM_CUDA_TRY(cudaGetDeviceProperties(&properties, options_.copier.device));
   self_.uuid.assign(properties.uuid.bytes, sizeof(properties.uuid.bytes));
-  TANDEM_ASSIGN(send_slots_, SlotPool::create(options_.slot_bytes, options_.slots));
-  TANDEM_ASSIGN(receive_slots_, SlotPool::create(options_.slot_bytes, options_.slots));
-  TANDEM_ASSIGN(copier_, DeviceCopier::create(options_.copier));
+  const size_t bytes = options_.slot_bytes;
+  TANDEM_ASSIGN(memory_, cuda::DeviceBuffer::create(2 * bytes));
+  send_slots_ = SlotSpace(memory_.data(), bytes);
+  receive_slots_ = SlotSpace(memory_.data() + bytes, bytes);
+  TANDEM_ASSIGN(copiers_, DeviceCopier::create_pair(options_.copier));
   return {};
 }
 
@@ -113,9 +129,17 @@ Result<std::unique_ptr<Link>> NcclFabric::open(bool sender, const std::string& o
     return fail(ErrorCode::kUnsupported,
                 "nccl cannot join two processes on one GPU; set transport.kind to cuda_ipc");
   }
-  const ncclUniqueId& id = sender ? mine.id : peer.id;
-  return NcclLink::create({api_, send_slots_, receive_slots_, options_.most_grouped}, sender, id,
-                          self ? self_pair(id) : nullptr);
+  const std::vector<ncclUniqueId>& ids = sender ? mine.ids : peer.ids;
+  if (ids.empty()) return fail(ErrorCode::kCorruptData, "nccl: a sender offers no communicator");
+  const NcclShared shared{.api = *api_,
+                          .builder = *builder_,
+                          .send_slots = send_slots_,
+                          .receive_slots = receive_slots_,
+                          .device = options_.copier.device,
+                          .message_bytes = options_.message_bytes,
+                          .ctas = options_.ctas,
+                          .group = {options_.most_grouped, options_.group_bytes}};
+  return std::make_unique<NcclLink>(shared, sender, ids, self ? self_pair(ids.front()) : nullptr);
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -8,30 +7,11 @@
 #include <span>
 #include <vector>
 
-#include "common/base/clock.h"
-#include "common/cuda/memory.h"
-#include "common/cuda/stream.h"
 #include "common/transport/direct/fabric.h"
-#include "common/transport/nccl/nccl_api.h"
+#include "common/transport/direct/slot_space.h"
+#include "common/transport/nccl/nccl_lane.h"
 
 namespace tandem::transport {
-
-// Messages in device memory: slots of slot_bytes, and twice as many of an eighth, since layers
-// of short prompts would leave most of a slot empty. Transport thread only.
-class SlotPool {
- public:
-  [[nodiscard]] static Result<SlotPool> create(size_t slot_bytes, uint32_t slots);
-  [[nodiscard]] std::byte* take(size_t bytes);  // null: none free of the size that holds so many
-  void put(std::byte* slot) { (slot < small_begin_ ? free_ : small_).push_back(slot); }
-  [[nodiscard]] size_t slot_bytes() const { return slot_bytes_; }
-
- private:
-  cuda::DeviceBuffer memory_;
-  size_t slot_bytes_ = 0;
-  std::byte* small_begin_ = nullptr;  // of the memory that holds small slots
-  std::vector<std::byte*> free_;
-  std::vector<std::byte*> small_;
-};
 
 // Both ends of a connection within one process: one rank sends to itself. Any thread.
 struct SelfPair {
@@ -43,21 +23,22 @@ struct SelfPair {
 // What a link shares with its fabric, which outlives it.
 struct NcclShared {
   const NcclApi& api;
-  SlotPool& send_slots;
-  SlotPool& receive_slots;
-  size_t most_grouped = 0;  // messages of one launch
+  NcclBuilder& builder;
+  SlotSpace& send_slots;
+  SlotSpace& receive_slots;
+  int device = 0;
+  size_t message_bytes = 0;  // of one message, at most
+  int ctas = 0;              // as NcclBuilder::Plan has them
+  NcclLane::Limits group;
 };
 
-// One communicator and what goes through it, in order. What is ready together is handed over as one
-// group: one launch and one event for several messages. While two groups are in the stream, more is
-// gathered, so groups grow as far as launching is slower than sending. Sender and receiver need not
-// group alike: NCCL pairs the messages of a peer in their order. Transport thread only.
+// Slots of one direction, dealt to lanes by their numbers, so that both ends deal alike: one lane's
+// launch begins while another's ends. Transport thread only.
 class NcclLink final : public Link {
  public:
-  // `self`: null between processes. Starts building the communicator.
-  [[nodiscard]] static Result<std::unique_ptr<NcclLink>> create(const NcclShared& shared,
-                                                                bool sender, const ncclUniqueId& id,
-                                                                std::shared_ptr<SelfPair> self);
+  // One lane for each id. `self`: null between processes. Starts building the communicators.
+  NcclLink(const NcclShared& shared, bool sender, std::span<const ncclUniqueId> ids,
+           std::shared_ptr<SelfPair> self);
   ~NcclLink() override;  // aborts what is under way
 
   std::string detail() const override { return self_ ? "one GPU" : "peer GPU"; }
@@ -73,46 +54,22 @@ class NcclLink final : public Link {
   void release(uint64_t arrival) override;
 
  private:
-  static constexpr uint64_t kGreeting = 0;  // the first operation, which connects the GPUs
   struct Message {
     std::byte* data = nullptr;
     size_t bytes = 0;
   };
-  struct Operation {
-    uint64_t slot = 0;
-    Message message;
-    std::byte* self_receive = nullptr;
-  };
-  // Operations of one launch.
-  struct Group {
-    std::vector<Operation> operations;
-    cuda::Event done;
-  };
-  explicit NcclLink(const NcclShared& shared, bool sender) : shared_(shared), sender_(sender) {}
+  [[nodiscard]] NcclLane& lane_of(uint64_t slot) { return *lanes_[slot % lanes_.size()]; }
   Status pump();
-  Result<bool> settled();  // the communicator has taken what was last asked of it
-  Status issue(std::span<const Operation> operations);
-  Status enqueue(const Operation& op);  // within a group
-  Status issued_group();                // issuing_ is in the stream: its event follows it
-  void complete(const Operation& op);
+  void complete(uint64_t slot);
 
   const NcclShared shared_;
   const bool sender_;
-  std::shared_ptr<SelfPair> self_;
-  SteadyClock clock_;  // of the device's time, not of the cluster's
-  ncclComm_t comm_ = nullptr;
-  cuda::Stream stream_;
-  cuda::DeviceBuffer greeting_;
-  bool built_ = false;
-  bool greeted_ = false;
-  std::deque<Operation> waiting_;   // not issued
-  std::vector<Operation> issuing_;  // issued and not in the stream yet
-  std::deque<Group> flying_;        // in the stream
-  std::vector<cuda::Event> spare_events_;
-  TimePoint progress_at_{};               // when the last operation ended or began to wait
+  const std::shared_ptr<SelfPair> self_;
+  std::vector<std::unique_ptr<NcclLane>> lanes_;  // none at the receiving end of a SelfPair
   std::map<uint64_t, Message> staged_;    // sender: slots that wait for a go or are under way
   std::map<uint64_t, Message> arrivals_;  // receiver: accepted, with a slot once granted
   std::set<uint64_t> arrived_;
+  std::vector<uint64_t> ended_;
   uint64_t last_slot_ = 0;
 };
 

@@ -98,7 +98,7 @@ class ShmFabric final : public Fabric {
   explicit ShmFabric(kv::PageMemory* memory) : copier_(memory) {}
   std::string_view name() const override { return "shm"; }
   std::string version() const override { return "1"; }
-  PageCopier& copier() override { return copier_; }
+  PageCopier& copier(bool) override { return copier_; }
   size_t frame_bytes() const override { return kTargetPayload; }
   // Finds out at the start whether such memory can be had.
   Status start() override {

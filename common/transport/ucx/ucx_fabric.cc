@@ -9,6 +9,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/unique_handle.h"
+#include "common/transport/direct/slot_space.h"
 #include "common/transport/direct/wire_format.h"
 #include "common/transport/ucx/address.h"
 #include "common/transport/ucx/ucp_handles.h"
@@ -72,30 +73,12 @@ class Request {
   void* handle_ = nullptr;
 };
 
-// Slots of one direction. Transport thread only.
-class Slots {
- public:
-  Slots(std::byte* memory, size_t bytes, uint32_t count) {
-    for (uint32_t i = 0; i < count; ++i) free_.push_back(memory + i * bytes);
-  }
-  std::byte* take() {
-    if (free_.empty()) return nullptr;
-    std::byte* const slot = free_.back();
-    free_.pop_back();
-    return slot;
-  }
-  void put(std::byte* slot) { free_.push_back(slot); }
-
- private:
-  std::vector<std::byte*> free_;
-};
-
 struct Shared {
   ucp_worker_h worker = nullptr;
   ucs_memory_type_t memory = UCS_MEMORY_TYPE_HOST;
-  size_t slot_bytes = 0;
-  Slots& sends;
-  Slots& receives;
+  size_t message_bytes = 0;  // of one message, at most
+  SlotSpace& sends;
+  SlotSpace& receives;
 };
 
 class UcxLink final : public Link {
@@ -236,11 +219,11 @@ Status UcxLink::pump() {
 
 Result<std::optional<Link::Staged>> UcxLink::stage(std::span<Piece> pieces) {
   const size_t bytes = pieces.size() * pieces.front().bytes;
-  if (bytes > shared_.slot_bytes) {
+  if (bytes > shared_.message_bytes) {
     return fail(ErrorCode::kInvalidArgument, "ucx: a page of " + std::to_string(bytes) +
                                                  " bytes is larger than a message may be");
   }
-  std::byte* const data = shared_.sends.take();
+  std::byte* const data = shared_.sends.take(bytes);
   if (data == nullptr) return std::nullopt;
   messages_[++last_slot_] = {.data = data, .bytes = bytes};
   for (size_t i = 0; i < pieces.size(); ++i) pieces[i].to = data + i * pieces[i].bytes;
@@ -266,7 +249,7 @@ Status UcxLink::launch(uint64_t slot) {
 Result<uint64_t> UcxLink::accept(std::string_view note, std::span<Piece> pieces) {
   TANDEM_ASSIGN(const uint64_t slot, parse_go(note));
   const size_t bytes = pieces.size() * pieces.front().bytes;
-  if (slot <= last_slot_ || slot > UINT32_MAX || bytes > shared_.slot_bytes) {
+  if (slot <= last_slot_ || slot > UINT32_MAX || bytes > shared_.message_bytes) {
     return fail(ErrorCode::kCorruptData, "ucx: an offer names an impossible slot");
   }
   last_slot_ = slot;
@@ -276,7 +259,7 @@ Result<uint64_t> UcxLink::accept(std::string_view note, std::span<Piece> pieces)
 
 Result<bool> UcxLink::grant(uint64_t arrival, std::span<Piece> pieces) {
   Message& message = messages_.at(arrival);
-  message.data = shared_.receives.take();
+  message.data = shared_.receives.take(message.bytes);
   if (message.data == nullptr) return false;
   for (size_t i = 0; i < pieces.size(); ++i) pieces[i].from = message.data + i * pieces[i].bytes;
   flying_[arrival] = receive(message.data, message.bytes, arrival, shared_.memory);
@@ -300,14 +283,14 @@ class UcxFabric final : public Fabric {
  public:
   explicit UcxFabric(UcxFabricOptions options)
       : options_(std::move(options)),
-        sends_(options_.memory.get(), options_.slot_bytes, options_.slots),
-        receives_(options_.memory.get() + options_.slot_bytes * options_.slots, options_.slot_bytes,
-                  options_.slots) {}
+        sends_(options_.memory.get(), options_.slot_bytes),
+        receives_(options_.memory.get() + options_.slot_bytes, options_.slot_bytes) {}
 
   std::string_view name() const override { return "ucx"; }
   std::string version() const override { return UcxWorker::version(); }
-  PageCopier& copier() override { return *options_.copier; }
-  size_t frame_bytes() const override { return options_.slot_bytes; }
+  PageCopier& copier(bool sender) override { return options_.copiers.of(sender); }
+  size_t frame_bytes() const override { return options_.message_bytes; }
+  bool stays_awake() const override { return true; }
   Status start() override;
   Result<std::string> hello(bool sender) override;
   Result<std::unique_ptr<Link>> open(bool sender, const std::string& own,
@@ -332,8 +315,8 @@ class UcxFabric final : public Fabric {
   }
 
   UcxFabricOptions options_;
-  Slots sends_;
-  Slots receives_;
+  SlotSpace sends_;
+  SlotSpace receives_;
   std::random_device random_;
   std::string address_;
   UniqueHandle<UcpContextTraits> context_;
@@ -379,7 +362,7 @@ Result<std::unique_ptr<Link>> UcxFabric::open(bool sender, const std::string& ow
                                           " at the peer; use one version for device memory");
   }
   const Shared shared{worker_.get(), options_.cuda ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST,
-                      options_.slot_bytes, sends_, receives_};
+                      options_.message_bytes, sends_, receives_};
   auto link = std::make_unique<UcxLink>(shared, sender, sender ? mine.pair : peer.pair);
   if (sender) TANDEM_TRY(link->connect(peer.worker));
   link->greet();

@@ -20,13 +20,14 @@ namespace tandem::transport {
 struct UcxFabricOptions {
   std::string tls;   // UCX_TLS
   bool cuda = true;  // what kind of memory the slots are; false for tests without a card
-  std::unique_ptr<PageCopier> copier;
+  CopierPair copiers;
   // Called first on the transport's thread: makes the device current there, which UCX asks for.
   std::function<Status()> on_thread = {};
-  // `slots` slots for sending, then as many for receiving. They live as long as the fabric.
+  // slot_bytes for messages to send, then as much for those to receive. Lives as long as the
+  // fabric.
   std::shared_ptr<std::byte> memory;
-  size_t slot_bytes = size_t{8} << 20;
-  uint32_t slots = 12;
+  size_t message_bytes = size_t{16} << 20;  // frames aim at this much
+  size_t slot_bytes = size_t{160} << 20;
 };
 [[nodiscard]] Result<std::unique_ptr<Fabric>> create_ucx_fabric(UcxFabricOptions options);
 

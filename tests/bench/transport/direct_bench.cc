@@ -81,7 +81,7 @@ class NoFabric final : public Fabric {
   explicit NoFabric(size_t frame_bytes) : frame_bytes_(frame_bytes) {}
   std::string_view name() const override { return "nothing"; }
   std::string version() const override { return "1"; }
-  PageCopier& copier() override { return copier_; }
+  PageCopier& copier(bool) override { return copier_; }
   size_t frame_bytes() const override { return frame_bytes_; }
   Status start() override { return {}; }
   Result<std::string> hello(bool) override { return std::string("x"); }

@@ -89,7 +89,7 @@ class HostFabric final : public Fabric {
   explicit HostFabric(HostMode mode, std::string version = "1") : mode_(mode), version_(version) {}
   std::string_view name() const override { return "host"; }
   std::string version() const override { return version_; }
-  PageCopier& copier() override { return copier_; }
+  PageCopier& copier(bool) override { return copier_; }
   void lose_device() { copier_.lose_device(); }
   size_t frame_bytes() const override { return 256u << 10; }
   Status start() override { return {}; }

@@ -11,16 +11,17 @@ constexpr const char* kTls = "posix,tcp,self";
 
 struct UcxSlots {
   static std::unique_ptr<Fabric> make() {
-    constexpr size_t kSlot = 256u << 10;
-    constexpr uint32_t kSlots = 3;
-    std::shared_ptr<std::byte> memory(new std::byte[2 * kSlots * kSlot],
+    constexpr size_t kMessage = 256u << 10;
+    constexpr size_t kSlots = 3 * kMessage;
+    std::shared_ptr<std::byte> memory(new std::byte[2 * kSlots],
                                       std::default_delete<std::byte[]>());
     return create_ucx_fabric({.tls = kTls,
                               .cuda = false,
-                              .copier = std::make_unique<HostCopier>(),
+                              .copiers = {.sender = std::make_unique<HostCopier>(),
+                                          .receiver = std::make_unique<HostCopier>()},
                               .memory = std::move(memory),
-                              .slot_bytes = kSlot,
-                              .slots = kSlots})
+                              .message_bytes = kMessage,
+                              .slot_bytes = kSlots})
         .value();
   }
 };

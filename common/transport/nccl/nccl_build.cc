@@ -1,0 +1,130 @@
+#include "common/transport/nccl/nccl_build.h"
+
+#include <thread>
+#include <utility>
+
+#include "common/cuda/memory.h"
+
+namespace tandem::transport {
+namespace {
+
+constexpr size_t kGreetingBytes = 256;
+constexpr Duration kGreetingNap = std::chrono::microseconds(200);
+constexpr Duration kGoodbye = std::chrono::seconds(3);
+
+// A first message, by which NCCL connects the GPUs. `unwanted` is asked while it is under way.
+template <typename Unwanted>
+Status greet(const NcclApi& api, const NcclBuilder::Plan& plan, const NcclBuilder::Built& built,
+             Unwanted&& unwanted) {
+  TANDEM_ASSIGN(const auto buffer, cuda::DeviceBuffer::create(2 * kGreetingBytes));
+  TANDEM_ASSIGN(const auto said, cuda::Event::create());
+  const bool self = plan.ranks == 1;
+  const int peer = self ? 0 : 1 - plan.rank;
+  TANDEM_TRY(api.status(api.ncclGroupStart(), "ncclGroupStart", built.comm));
+  ncclResult_t sent = ncclSuccess;
+  ncclResult_t received = ncclSuccess;
+  if (plan.rank == 0) {
+    sent =
+        api.ncclSend(buffer.data(), kGreetingBytes, ncclInt8, peer, built.comm, built.stream.get());
+  }
+  if (plan.rank == 1 || self) {
+    received = api.ncclRecv(buffer.data() + kGreetingBytes, kGreetingBytes, ncclInt8, peer,
+                            built.comm, built.stream.get());
+  }
+  TANDEM_TRY(api.status(api.ncclGroupEnd(), "ncclGroupEnd", built.comm));
+  TANDEM_TRY(api.status(sent, "ncclSend", built.comm));
+  TANDEM_TRY(api.status(received, "ncclRecv", built.comm));
+  TANDEM_TRY(said.record(built.stream));
+  while (true) {
+    TANDEM_ASSIGN(const bool done, said.done());
+    if (done) return {};
+    if (unwanted()) {
+      // The abort ends the kernel, which may write into the buffer until then.
+      (void)api.ncclCommAbort(built.comm);
+      (void)built.stream.synchronize();
+      return fail(ErrorCode::kCancelled, "nccl: the connection is gone");
+    }
+    std::this_thread::sleep_for(kGreetingNap);
+  }
+}
+
+}  // namespace
+
+struct NcclBuilder::Build::State {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool unwanted = false;
+  bool ended = false;  // what follows is set
+  Status outcome;
+  Built built;
+};
+
+Result<bool> NcclBuilder::Build::done() const {
+  std::lock_guard lock(state_->mutex);
+  if (state_->ended && !state_->outcome) return fail(state_->outcome.error());
+  return state_->ended;
+}
+
+NcclBuilder::Built NcclBuilder::Build::take() {
+  std::lock_guard lock(state_->mutex);
+  return std::exchange(state_->built, {});
+}
+
+void NcclBuilder::Build::give_up() {
+  if (state_ == nullptr) return;
+  std::lock_guard lock(state_->mutex);
+  state_->unwanted = true;
+}
+
+NcclBuilder::~NcclBuilder() {
+  const SteadyClock clock;
+  const TimePoint give_up = clock.now() + kGoodbye;
+  for (const auto& known : under_way_) {
+    const auto state = known.lock();
+    if (state == nullptr) continue;
+    std::unique_lock lock(state->mutex);
+    state->changed.wait_for(lock, give_up - clock.now(), [&] { return state->ended; });
+  }
+}
+
+void NcclBuilder::run(const NcclApi& api, const Plan& plan, Build::State& state) {
+  const auto unwanted = [&] {
+    std::lock_guard lock(state.mutex);
+    return state.unwanted;
+  };
+  Built built;
+  bool aborted = false;
+  const auto make = [&]() -> Status {
+    TANDEM_CUDA_TRY(cudaSetDevice(plan.device));
+    TANDEM_ASSIGN(built.stream, cuda::Stream::create(cuda::StreamPriority::kHigh));
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    if (plan.ctas > 0) config.maxCTAs = plan.ctas;
+    TANDEM_TRY(
+        api.status(api.ncclCommInitRankConfig(&built.comm, plan.ranks, plan.id, plan.rank, &config),
+                   "ncclCommInitRankConfig", nullptr));
+    Status greeted = greet(api, plan, built, unwanted);
+    aborted = !greeted && greeted.error().code == ErrorCode::kCancelled;
+    return greeted;
+  };
+  Status outcome = make();
+  std::lock_guard lock(state.mutex);
+  if (outcome && !state.unwanted) {
+    state.built = std::move(built);
+  } else if (built.comm != nullptr && !aborted) {
+    (void)api.ncclCommAbort(built.comm);
+  }
+  state.outcome = std::move(outcome);
+  state.ended = true;
+  state.changed.notify_all();
+}
+
+NcclBuilder::Build NcclBuilder::start(const Plan& plan) {
+  std::erase_if(under_way_, [](const auto& known) { return known.expired(); });
+  Build build;
+  build.state_ = std::make_shared<Build::State>();
+  under_way_.push_back(build.state_);
+  std::thread([api = api_, plan, state = build.state_] { run(*api, plan, *state); }).detach();
+  return build;
+}
+
+}  // namespace tandem::transport

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "common/cuda/stream.h"
+#include "common/transport/nccl/nccl_api.h"
+
+namespace tandem::transport {
+
+// Makes communicators, each on a thread of its own: NCCL's calls wait for the peer until the GPUs
+// are connected. From then on they only enqueue, in some 10 us, and the transport's thread makes
+// them itself (a communicator that never blocks makes a thread for each call, 70 us).
+class NcclBuilder {
+ public:
+  struct Plan {
+    int device = 0;
+    int ranks = 2;
+    int rank = 0;
+    ncclUniqueId id{};
+    int ctas = 0;  // multiprocessors at most; 0: as NCCL likes
+  };
+  // What was built: the owner ends the communicator.
+  struct Built {
+    ncclComm_t comm = nullptr;
+    cuda::Stream stream;
+  };
+  // One under way. Its thread may outlive it, since nothing gets it out of a call that waits for a
+  // frozen peer; it then cleans up itself.
+  class Build {
+   public:
+    Build() = default;
+    ~Build() { give_up(); }
+    Build(Build&&) = default;
+    Build& operator=(Build&& other) noexcept {
+      give_up();
+      state_ = std::move(other.state_);
+      return *this;
+    }
+    // Whether it can be taken. An error: it will never be built.
+    [[nodiscard]] Result<bool> done() const;
+    [[nodiscard]] Built take();
+
+   private:
+    friend class NcclBuilder;
+    struct State;
+    void give_up();
+    std::shared_ptr<State> state_;
+  };
+
+  explicit NcclBuilder(std::shared_ptr<const NcclApi> api) : api_(std::move(api)) {}
+  ~NcclBuilder();  // waits a while for threads whose work nobody wants any more
+  NcclBuilder(const NcclBuilder&) = delete;
+  NcclBuilder& operator=(const NcclBuilder&) = delete;
+
+  [[nodiscard]] Build start(const Plan& plan);
+
+ private:
+  static void run(const NcclApi& api, const Plan& plan, Build::State& state);
+
+  const std::shared_ptr<const NcclApi> api_;
+  std::vector<std::weak_ptr<Build::State>> under_way_;
+};
+
+}  // namespace tandem::transport
