@@ -157,6 +157,24 @@ TEST_F(CpuTailTest, KvExhaustionMovesInsteadOfPreempting) {
   }
 }
 
+// What a request waits for is counted against its goal of latency, whoever made it wait.
+TEST_F(CpuTailTest, TheTimeOfAMoveCountsAsWaiting) {
+  auto options = node_options(16, 15, 16);
+  options.move_batch = milliseconds(20);
+  start(options);
+  generate(1, 30, 100);
+  ASSERT_TRUE(run_idle());
+  expect_right_and_clean();
+  ASSERT_EQ(moves("out"), 1);
+  const double moved = metric("tandem_decode_cpu_tail_seconds_sum");
+  EXPECT_GE(moved, 0.02);
+  EXPECT_GE(metric("tandem_decode_queue_wait_seconds_sum"), moved);
+  start(node_options(64, 4, 8));
+  generate(1, 30, 100);
+  ASSERT_TRUE(run_idle());
+  EXPECT_LT(metric("tandem_decode_queue_wait_seconds_sum"), 0.02) << "without a move";
+}
+
 TEST_F(CpuTailTest, NothingIsLostWhenBothPoolsAreUsedUp) {
   for (const uint32_t tail_blocks : {7U, 9U, 12U}) {  // a whole answer needs 11
     for (const auto format : {kv::KvFormat::kBf16, kv::KvFormat::kInt4}) {
