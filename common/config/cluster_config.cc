@@ -447,6 +447,12 @@ void describe(SchemaVisitor& v, GpuSettings& c) {
                   "LD_LIBRARY_PATH and the system.",
            .example = "[/opt/nvidia/cu13/lib]"},
           c.libraries);
+  v.path(
+      {.key = "cache",
+       .doc = "Folder that keeps between starts which of cuBLASLt's algorithms are the fastest on "
+              "a card. Empty: $XDG_CACHE_HOME/tandem, else ~/.cache/tandem.",
+       .example = "/var/cache/tandem"},
+      c.cache);
 }
 
 void describe(SchemaVisitor& v, LogSettings& c) {

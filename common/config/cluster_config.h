@@ -169,6 +169,7 @@ struct DecodeNodeSettings : NodeSettings {
 
 struct GpuSettings {
   std::vector<std::string> libraries;  // folders, searched first
+  std::string cache;                   // folder; empty: cache_folder()
 };
 
 enum class CpuTailChoice : uint8_t { kAuto, kTrue, kFalse };

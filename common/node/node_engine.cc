@@ -11,7 +11,7 @@ namespace {
 
 Result<std::unique_ptr<engine::Ops>> create_ops(const ClusterConfig& config,
                                                 const NodeSettings& settings,
-                                                const std::string& run_dir, uint32_t tails,
+                                                const std::string& cache_dir, uint32_t tails,
                                                 const NodeModel& model) {
   if (model.device.cuda) {
     engine::CudaOptions options;
@@ -26,7 +26,7 @@ Result<std::unique_ptr<engine::Ops>> create_ops(const ClusterConfig& config,
     options.kv_tails = tails;
     if (settings.quantization == QuantizationChoice::kFp8)
       options.quantization = engine::Quantization::kFp8;
-    if (!run_dir.empty()) options.algorithm_file = run_dir + "/cublaslt.txt";
+    options.cache_dir = cache_dir;
     return engine::create_cuda_ops(options, model.checkpoint->config());
   }
   engine::CpuOptions options;
@@ -66,10 +66,10 @@ Result<PooledEngine> give_pool(std::shared_ptr<engine::Ops> ops,
 }
 
 Result<NodeEngine> create_node_engine(const ClusterConfig& config, const NodeSettings& settings,
-                                      const std::string& run_dir, uint32_t tails,
+                                      const std::string& cache_dir, uint32_t tails,
                                       NodeModel& model) {
   TANDEM_ASSIGN(std::shared_ptr<engine::Ops> ops,
-                create_ops(config, settings, run_dir, tails, model));
+                create_ops(config, settings, cache_dir, tails, model));
   const engine::EngineOptions options{.max_rows = settings.max_batch_tokens,
                                       .max_context = model.max_context};
   TANDEM_ASSIGN(std::shared_ptr<engine::Engine> engine,

@@ -33,11 +33,11 @@ struct NodeEngine {
   size_t weight_bytes = 0;
 };
 // Loads the weights for the device that the settings name. A pool whose size is left open gets what
-// the card has left, and `model` is told. `tails`: open pages of the pool; `run_dir`: where
+// the card has left, and `model` is told. `tails`: open pages of the pool; `cache_dir`: where
 // algorithms that were searched are kept, empty for nowhere. On the device thread.
 [[nodiscard]] Result<NodeEngine> create_node_engine(const ClusterConfig& config,
                                                     const NodeSettings& settings,
-                                                    const std::string& run_dir, uint32_t tails,
+                                                    const std::string& cache_dir, uint32_t tails,
                                                     NodeModel& model);
 
 }  // namespace tandem::node

@@ -12,6 +12,7 @@
 #include "common/base/clock.h"
 #include "common/base/exit.h"
 #include "common/base/process_limits.h"
+#include "common/config/cache_folder.h"
 #include "common/config/config.h"
 #include "common/obs/log.h"
 #include "common/obs/metrics.h"
@@ -56,10 +57,12 @@ void drain(NodeProcess& process, Duration limit, const Clock& clock, const Logge
   log.info("drained", {{"complete", process.idle()}});
 }
 
-int run(const NodeMain& main, const ClusterConfig& config, const Flags& flags) {
+int run(const NodeMain& main, const ClusterConfig& config, const Flags& flags,
+        const std::string& cache_dir) {
   auto spec = main.spec(config, flags.name);
   if (!spec) return report_exit(main.binary, spec.error());
   spec->run_dir = flags.run_dir;
+  spec->cache_dir = cache_dir;
   spec->version = TANDEM_VERSION;
   const SteadyClock clock;
   auto sink = LogSink::open(config.log.file, clock);
@@ -103,13 +106,15 @@ int node_main(int argc, char** argv, const NodeMain& main) {
   // A terminal that closes, a log that was rotated: not our end. UCX would begin to log everything.
   signal(SIGHUP, SIG_IGN);
   prepare_process_limits();
-  const auto config = load_cluster_config(flags.config, process_environment());
+  const Environment environment = process_environment();
+  const auto config = load_cluster_config(flags.config, environment);
   if (!config) return report_exit(main.binary, config.error());
   if (flags.print_config) {
     std::fputs(print_config(*config).c_str(), stdout);
     return 0;
   }
-  return run(main, *config, flags);
+  const std::string& cache = config->gpu.cache;
+  return run(main, *config, flags, cache.empty() ? cache_folder(environment) : cache);
 }
 
 }  // namespace tandem::node

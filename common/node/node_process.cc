@@ -229,7 +229,7 @@ Status NodeProcess::State::open_endpoints() {
 Status NodeProcess::State::load_engine() {
   TANDEM_TRY(device.start([this]() -> Result<StepFunction> {
     TANDEM_ASSIGN(engine,
-                  create_node_engine(spec.config, spec.settings, spec.run_dir, tails(), model));
+                  create_node_engine(spec.config, spec.settings, spec.cache_dir, tails(), model));
     StepFunction step = std::exchange(engine.pooled.step, {});  // lives and ends on this thread
     return spec.wrap_step ? spec.wrap_step(std::move(step)) : step;
   }));

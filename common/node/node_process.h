@@ -35,9 +35,10 @@ struct NodeSpec {
   std::string role_name;  // "prefill", "decode": metrics, logs, run directory
   const ClusterConfig& config;
   const NodeSettings& settings;
-  uint32_t tails = 0;     // open pages, if the KV format needs them
-  bool cpu_tail = false;  // with a CPU engine beside the device
-  std::string run_dir;    // where to publish endpoints; empty: nowhere
+  uint32_t tails = 0;          // open pages, if the KV format needs them
+  bool cpu_tail = false;       // with a CPU engine beside the device
+  std::string run_dir;         // where to publish endpoints; empty: nowhere
+  std::string cache_dir = {};  // where to keep what was found out about a card; empty: nowhere
   std::string version;
   std::function<std::unique_ptr<Scheduler>(const SchedulerDeps&)> make_scheduler;
   // Puts something between scheduler and engine, such as a fault in a test; null: nothing.

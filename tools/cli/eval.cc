@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "common/config/cache_folder.h"
 #include "common/model/config.h"
 #include "tools/cli/command.h"
 #include "tools/cli/json_output.h"
@@ -139,8 +140,10 @@ void add_eval(CLI::App& app, CommandContext& context) {
   command->add_option("--context", flags->context, "cut conversations to this many tokens")
       ->check(whole(2, 1 << 24));
   command->add_flag("--json", flags->json, "print one JSON object");
-  command->callback(
-      [flags, &context] { run(context, "eval", [&] { return eval(*flags, context.clock); }); });
+  command->callback([flags, &context] {
+    flags->model.cache_dir = cache_folder(context.environment);
+    run(context, "eval", [&] { return eval(*flags, context.clock); });
+  });
 }
 
 }  // namespace tandem::cli

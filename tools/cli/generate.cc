@@ -6,6 +6,7 @@
 #include <string>
 
 #include "common/base/json_text.h"
+#include "common/config/cache_folder.h"
 #include "common/model/config.h"
 #include "common/text/incremental_detokenizer.h"
 #include "tools/cli/command.h"
@@ -235,6 +236,7 @@ void add_generate(CLI::App& app, CommandContext& context) {
                     "on a GPU: measure every op, and print time, GB/s and share of each");
   command->add_flag("--json", flags->json, "print one JSON object instead of the text");
   command->callback([flags, &context] {
+    flags->model.cache_dir = cache_folder(context.environment);
     run(context, "generate", [&] { return generate(*flags, context.clock); });
   });
 }

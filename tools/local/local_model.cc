@@ -55,6 +55,7 @@ Result<std::unique_ptr<engine::Ops>> create_ops(const LocalOptions& options, DTy
     cuda.max_sequences = 1;
     if (options.quantization == "fp8") cuda.quantization = engine::Quantization::kFp8;
     if (options.profile) cuda.profile = &profile;
+    cuda.cache_dir = options.cache_dir;
     return engine::create_cuda_ops(cuda, config);
   }
   if (options.quantization != "none") {

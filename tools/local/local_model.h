@@ -28,6 +28,7 @@ struct LocalOptions {
   uint32_t threads = 0;               // 0: one per CPU
   bool profile = false;               // measure every op; slower, CUDA only
   std::string isa;                    // a CpuIsa name; empty: the best of this machine
+  std::string cache_dir;              // as CudaOptions::cache_dir
 };
 
 struct GenerateJob {

@@ -5,6 +5,7 @@
 
 #include "common/base/check.h"
 #include "common/cuda/card_monitor.h"
+#include "common/cuda/device_info.h"
 #include "common/engine/cuda/buckets.h"
 #include "common/engine/cuda/cuda_ops_impl.h"
 #include "common/engine/cuda/fp8_row.h"
@@ -169,10 +170,13 @@ Status CudaOps::plan_memory(const kv::KvLayout& layout) {
   TANDEM_TRY(attention_.prepare(limits.attention));
   TANDEM_ASSIGN(std::byte * scratch,
                 arena_.allocate(LinearRunner::scratch_bytes(limits.linear), "workspace"));
-  TANDEM_ASSIGN(linear_,
-                LinearRunner::create({&lt_, scratch, limits.linear, device_.info().name,
-                                      static_cast<uint32_t>(device_.info().multiprocessors),
-                                      options_.algorithm_file}));
+  TANDEM_ASSIGN(const cuda::CudaVersions versions, cuda::cuda_versions());
+  TANDEM_ASSIGN(
+      linear_,
+      LinearRunner::create({&lt_, scratch, limits.linear, device_.info().name,
+                            static_cast<uint32_t>(device_.info().multiprocessors),
+                            wide_cache_path(options_.cache_dir, device_.info().name,
+                                            cuda::version_text(versions.driver), lt_.version())}));
   if (moe_) {
     TANDEM_CUDA_TRY(cuda::prepare_moe());
     TANDEM_ASSIGN(moe_memory_,

@@ -39,9 +39,9 @@ struct CudaOptions {
   uint64_t kv_tails = 0;
   // Folders to search for cuBLASLt first; empty: where the system looks.
   std::vector<std::string> libraries;
-  // Where the algorithms that cuBLASLt was found to be fastest with are kept between starts; empty:
-  // they are timed at every start.
-  std::string algorithm_file;
+  // Folder in which the algorithms that cuBLASLt was found to be fastest with are kept between
+  // starts, a file for each kind of card, driver and library; empty: they are timed at every start.
+  std::string cache_dir;
   // Steps are not recorded, and every stage of them is timed into this, which outlives the Ops.
   StepProfile* profile = nullptr;
 };

@@ -33,6 +33,20 @@ std::string header(const WideCache::Identity& identity) {
 
 }  // namespace
 
+std::string wide_cache_path(const std::string& folder, std::string_view gpu,
+                            std::string_view driver, size_t version) {
+  if (folder.empty()) return {};
+  std::string card;
+  for (const char c : gpu) {
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9');
+    const bool capital = c >= 'A' && c <= 'Z';
+    const char spelled = capital ? static_cast<char>(c - 'A' + 'a') : plain ? c : '-';
+    if (spelled != '-' || !card.ends_with('-')) card += spelled;
+  }
+  return folder + "/cublaslt-" + card + "-" + std::string(driver) + "-" + std::to_string(version) +
+         ".txt";
+}
+
 uint32_t wide_bucket(uint32_t rows) {
   if (rows <= 32) return 32;
   const uint32_t below = std::bit_floor(rows - 1);  // below < rows <= 2 * below

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "common/base/result.h"
 
@@ -53,6 +54,11 @@ class WideCache {
   Identity identity_;
   std::map<WideKey, WideAlgorithm> entries_;
 };
+
+// The file in `folder` for that card ("NVIDIA H200"), driver (the CUDA that it speaks) and
+// cublasLtGetVersion(): "FOLDER/cublaslt-nvidia-h200-13.0-130100.txt". Empty without a folder.
+[[nodiscard]] std::string wide_cache_path(const std::string& folder, std::string_view gpu,
+                                          std::string_view driver, size_t version);
 
 // Row counts that share an algorithm: 32, 64, 96, 128, then steps of a quarter to a half of the
 // power of two below.

@@ -1,4 +1,5 @@
 #include "common/config/config.h"
+#include "common/config/cache_folder.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -438,6 +439,15 @@ decode: [{name: a}, {name: b, metrics: {port: 91}}]
   EXPECT_EQ(named.detail, "taken; set by decode[1].metrics.port or TANDEM_DECODE_1_METRICS_PORT");
   const Error other = in_section(make_error(ErrorCode::kIo, "no memory"), "router.http");
   EXPECT_EQ(other.detail, "no memory");
+}
+
+TEST(CacheFolder, IsTheUsersElseOneOfTheirHome) {
+  EXPECT_EQ(cache_folder({{"XDG_CACHE_HOME", "/var/c"}, {"HOME", "/home/u"}}), "/var/c/tandem");
+  EXPECT_EQ(cache_folder({{"HOME", "/home/u"}}), "/home/u/.cache/tandem");
+  EXPECT_EQ(cache_folder({{"XDG_CACHE_HOME", "relative"}, {"HOME", "/home/u"}}),
+            "/home/u/.cache/tandem");
+  EXPECT_EQ(cache_folder({{"XDG_CACHE_HOME", ""}, {"HOME", ""}}), "");
+  EXPECT_EQ(cache_folder({}), "");
 }
 
 }  // namespace

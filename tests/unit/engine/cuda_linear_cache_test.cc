@@ -54,6 +54,13 @@ TEST_F(WideCacheTest, KeepsEntriesBetweenRuns) {
   EXPECT_EQ(loaded.serialize(), read());
 }
 
+TEST(WideCachePath, HoldsWhatAnAlgorithmDependsOn) {
+  EXPECT_EQ(wide_cache_path("/c", "NVIDIA H200", "13.0", 130100),
+            "/c/cublaslt-nvidia-h200-13.0-130100.txt");
+  EXPECT_EQ(wide_cache_path("/c", "a/../b (PCIe)", "13.0", 1), "/c/cublaslt-a-b-pcie--13.0-1.txt");
+  EXPECT_EQ(wide_cache_path("", "NVIDIA H200", "13.0", 130100), "");
+}
+
 TEST_F(WideCacheTest, AMissingFileIsAnEmptyCache) {
   WideCache cache = filled();
   ASSERT_TRUE(cache.load(path_));
