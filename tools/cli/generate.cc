@@ -12,10 +12,10 @@
 #include "tools/cli/command.h"
 #include "tools/cli/json_output.h"
 #include "tools/cli/model_flags.h"
+#include "tools/cli/profile_table.h"
 #include "tools/cli/prompt_input.h"
 #include "tools/local/safetensors_writer.h"
 #include "tools/number_flag.h"
-#include "tools/number_text.h"
 
 namespace tandem::cli {
 namespace {
@@ -114,22 +114,6 @@ void print_summary(const Prompt& prompt, const local::GenerateOutcome& outcome) 
   std::fprintf(stderr, "\n");
 }
 
-// Time, traffic and share of every stage since the model was loaded, the costliest first.
-void print_profile(const engine::StepProfile& profile) {
-  std::vector<engine::StepProfile::Stage> stages = profile.stages();
-  std::ranges::sort(stages, [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
-  std::fprintf(stderr, "%-24s %9s %11s %10s %10s %8s %7s\n", "stage", "calls", "us a call", "ms",
-               "MB", "GB/s", "share");
-  for (const auto& s : stages) {
-    const double seconds = std::max(s.seconds, 1e-9);
-    std::fprintf(stderr, "%-24s %9llu %11.1f %10.2f %10.1f %8s %6.1f%%\n", s.name.c_str(),
-                 static_cast<unsigned long long>(s.calls),
-                 s.seconds * 1e6 / static_cast<double>(std::max<uint64_t>(s.calls, 1)),
-                 s.seconds * 1e3, s.bytes * 1e-6, three_figures(s.bytes * 1e-9 / seconds).c_str(),
-                 100 * s.seconds / std::max(profile.seconds(), 1e-9));
-  }
-}
-
 Status generate(const GenerateFlags& flags, const Clock& clock) {
   TANDEM_ASSIGN(auto checkpoint, open_model(flags.model));
   const model::ModelConfig config = checkpoint->config();
@@ -193,7 +177,9 @@ Status generate(const GenerateFlags& flags, const Clock& clock) {
     std::printf("\n");
     print_summary(prompt, outcome);
   }
-  if (flags.model.profile) print_profile(model->profile());
+  if (flags.model.profile) {
+    std::fprintf(stderr, "%s", profile_table(model->profile()).c_str());
+  }
   return {};
 }
 

@@ -1,6 +1,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "common/base/check.h"
@@ -38,6 +39,20 @@ double context_bytes(const StepView& view, const kv::KvLayout& layout) {
   double positions = 0;
   for (const SequenceView& s : view.sequences) positions += s.start + s.rows;
   return positions * static_cast<double>(layout.page_bytes()) / kv::kBlockTokens;
+}
+
+// Rows of sequences with one row, which decode, or of the others.
+uint32_t rows_of(const StepView& view, bool single) {
+  uint32_t rows = 0;
+  for (const SequenceView& s : view.sequences) rows += (s.rows == 1) == single ? s.rows : 0;
+  return rows;
+}
+
+// What a layer's RoPE reads of so many rows and puts back, and what it writes to the pool.
+double written_bytes(uint32_t rows, const AttentionShape& shape, const kv::KvLayout& layout) {
+  const double head = static_cast<double>(shape.head_dim) * sizeof(Bf16);
+  const double rotated = 2 * head * (shape.heads + shape.kv_heads) + head * shape.kv_heads;
+  return rows * (rotated + static_cast<double>(layout.page_bytes()) / kv::kBlockTokens);
 }
 
 }  // namespace
@@ -283,8 +298,9 @@ cuda::SmallDevice CudaOps::small_device() const {
   return device;
 }
 
-void CudaOps::embed(const StepView&, const EmbeddingWeight& table, Activation out) {
-  const Stages::Scope stage(stages_, "embed", 0);
+void CudaOps::embed(const StepView& view, const EmbeddingWeight& table, Activation out) {
+  const double row = static_cast<double>(table.hidden) * (sizeof(Bf16) + sizeof(float));
+  const Stages::Scope stage(stages_, "embed", view.rows() * row);
   note(cuda::cuda_status(cuda::embed(step_, static_cast<const CudaEmbedding&>(table).table,
                                      table.hidden, static_cast<float*>(out.data), stream_.get()),
                          "embed"));
@@ -297,9 +313,14 @@ void CudaOps::norm_linear(uint32_t rows, Activation x, const VectorWeight& norm,
                             static_cast<Bf16*>(out.data), stream_.get()));
 }
 
-void CudaOps::write_kv(const StepView&, uint32_t layer, const QkvParams& params, Activation qkv,
-                       const KvPages&) {
-  const Stages::Scope stage(stages_, "RoPE + KV write", 0);
+void CudaOps::write_kv(const StepView& view, uint32_t layer, const QkvParams& params,
+                       Activation qkv, const KvPages&) {
+  // Where everybody decodes nothing happens here: attention writes on its way.
+  const uint32_t written = attention_.run_writes() ? rows_of(view, false) : view.rows();
+  std::optional<Stages::Scope> stage;
+  if (written > 0) {
+    stage.emplace(stages_, "RoPE + KV write", written_bytes(written, params.shape, kv_.layout));
+  }
   const auto scale = [](const VectorWeight* v) {
     return v == nullptr ? nullptr : static_cast<const CudaVector*>(v)->data;
   };
@@ -320,7 +341,10 @@ void CudaOps::layer_written(uint32_t layer) {
 
 void CudaOps::attention(const StepView& view, uint32_t layer, const AttentionShape& shape,
                         Activation qkv, const KvPages&, Activation out) {
-  const Stages::Scope stage(stages_, "attention", context_bytes(view, kv_.layout));
+  const uint32_t written = attention_.run_writes() ? rows_of(view, true) : 0;
+  const Stages::Scope stage(
+      stages_, "attention",
+      context_bytes(view, kv_.layout) + written_bytes(written, shape, kv_.layout));
   note(attention_.run(layer, shape, kv_, qkv, out));
   if (hook_ != nullptr && attention_.run_writes()) note(layer_events_[layer].record(stream_));
 }
