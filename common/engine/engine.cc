@@ -29,10 +29,23 @@ Status check_pages(const model::ModelConfig& config, const KvPages& kv) {
   return {};
 }
 
+bool draws(const SequenceInput& s) {
+  switch (s.output) {
+    case StepOutput::kSample:
+    case StepOutput::kSampleRows:
+      return true;
+    case StepOutput::kScoreRows:
+      return s.sampling != nullptr;
+    case StepOutput::kNone:
+    case StepOutput::kLogits:
+      break;
+  }
+  return false;
+}
+
 Status check_output(const SequenceInput& s, size_t index, uint64_t end, uint32_t vocab) {
-  const bool samples = s.output == StepOutput::kSample ||
-                       (s.output == StepOutput::kScoreRows && s.sampling != nullptr);
-  if (s.output == StepOutput::kSample && s.sampling == nullptr)
+  const bool samples = draws(s);
+  if (samples && s.sampling == nullptr)
     return bad(index, "wants a token but says not how to sample");
   if (samples && s.history.tokens.size() != end)
     return bad(index, "its history has " + std::to_string(s.history.tokens.size()) +
@@ -103,6 +116,7 @@ uint32_t first_wanted(StepOutput output, uint32_t rows) {
       break;
     case StepOutput::kSample:
       return rows - 1;
+    case StepOutput::kSampleRows:
     case StepOutput::kScoreRows:
     case StepOutput::kLogits:
       return 0;
@@ -110,9 +124,11 @@ uint32_t first_wanted(StepOutput output, uint32_t rows) {
   return rows;
 }
 
-bool draws(const SequenceInput& s) {
-  return s.output == StepOutput::kSample ||
-         (s.output == StepOutput::kScoreRows && s.sampling != nullptr);
+// The history as the first `rows` rows of a sequence make it. Unnamed: what an engine keeps of a
+// sequence would count on guesses that turn out wrong.
+TokenHistory history_up_to(const SequenceInput& s, size_t rows) {
+  const auto tokens = s.history.tokens.first(s.start + rows);
+  return {tokens, std::min(s.history.prompt_tokens, tokens.size())};
 }
 
 // Sizes the outputs' logits, which the rows point into.
@@ -127,7 +143,10 @@ Wanted wanted_rows(std::span<const SequenceInput> sequences, const Packed& packe
       const bool last = r + 1 == view.rows;
       RowOutput row;
       row.row = view.first_row + r;
-      if (last && draws(s)) {
+      if (s.output == StepOutput::kSampleRows) {
+        row.sampling = s.sampling;
+        row.history = history_up_to(s, r + 1);
+      } else if (last && draws(s)) {
         row.sampling = s.sampling;
         row.history = s.history;
       }
@@ -188,7 +207,12 @@ Result<std::vector<SequenceOutput>> Engine::step(std::span<const SequenceInput> 
   TANDEM_TRY(model_->run(request, results));
   for (size_t i = 0; i < results.size(); ++i) {
     SequenceOutput& out = outputs[wanted.sequence[i]];
-    if (results[i].token) out.token = std::move(results[i].token);
+    if (results[i].token) {
+      if (sequences[wanted.sequence[i]].output == StepOutput::kSampleRows)
+        out.tokens.push_back(std::move(*results[i].token));
+      else
+        out.token = std::move(results[i].token);
+    }
     if (results[i].score) out.scores.push_back(std::move(*results[i].score));
   }
   return outputs;

@@ -22,11 +22,12 @@ class ForwardModel;
 
 // What a step returns for a sequence.
 enum class StepOutput : uint8_t {
-  kNone,       // a prefill chunk that is not the last
-  kSample,     // sample one token after the last row
-  kScoreRows,  // log-probability of each row's *next* token (prompt scoring), and sample if
-               // `sampling` is set
-  kLogits,     // raw logits of every row (tandem generate --logits, eval)
+  kNone,        // a prefill chunk that is not the last
+  kSample,      // sample one token after the last row
+  kSampleRows,  // sample one after every row: verifies guesses of the tokens to come
+  kScoreRows,   // log-probability of each row's *next* token (prompt scoring), and sample if
+                // `sampling` is set
+  kLogits,      // raw logits of every row (tandem generate --logits, eval)
 };
 
 // One sequence's part of a step; spans stay valid until step() returns.
@@ -36,8 +37,9 @@ struct SequenceInput {
   std::span<const BlockId> blocks;  // covers start + tokens.size() positions
   uint32_t tail = 0;                // tail slot, for layouts that need one
   StepOutput output = StepOutput::kSample;
-  const SamplingParams* sampling = nullptr;  // for kSample
-  // Whole sequence known so far, the new rows included; `prompt_tokens` bounds the penalties.
+  const SamplingParams* sampling = nullptr;  // for kSample and kSampleRows
+  // Whole sequence known so far, the new rows included, of which each is sampled behind those up to
+  // it; `prompt_tokens` bounds the penalties.
   TokenHistory history;
   // kScoreRows: the token after the last row, if known (else the last row is not scored).
   std::optional<TokenId> next_token;
@@ -46,6 +48,7 @@ struct SequenceInput {
 
 struct SequenceOutput {
   std::optional<SampledToken> token;
+  std::vector<SampledToken> tokens;  // kSampleRows: one per row
   std::vector<SampledToken> scores;  // kScoreRows: one per scored row
   std::vector<float> logits;         // kLogits: [rows, vocab]
 };

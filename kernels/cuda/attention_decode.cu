@@ -30,6 +30,7 @@ decode::Launch launch_of(kv::KvFormat format, uint32_t head_dim) {
 
 cudaError_t write_and_attend(const DeviceStep& step, const DeviceKv& kv,
                              const DecodeAttention& task, cudaStream_t stream) {
+  if (task.written) return attention_decode_plain(step, kv, task, stream);
   KvWrite write;
   write.layer = task.layer;
   write.heads = task.shape.heads;
@@ -49,8 +50,9 @@ cudaError_t attention_decode(const DeviceStep& step, const DeviceKv& kv,
                              const DecodeAttention& task, cudaStream_t stream) {
   constexpr float kLog2e = 1.44269504F;
   const DecodeShape& shape = task.shape;
-  if (step.max_rows > 1 || shape.head_dim == 0 || shape.head_dim % 2 != 0 ||
-      shape.head_dim > kMaxHeadDim || task.rope.rotary_dim > shape.head_dim)
+  if (step.max_rows > (task.written ? kDecodeRows : 1) || shape.head_dim == 0 ||
+      shape.head_dim % 2 != 0 || shape.head_dim > kMaxHeadDim ||
+      task.rope.rotary_dim > shape.head_dim)
     return cudaErrorInvalidValue;
   if (step.rows == 0) return cudaSuccess;
   const decode::Launch launch = launch_of(kv.layout.format, shape.head_dim);
@@ -71,7 +73,8 @@ cudaError_t attention_decode(const DeviceStep& step, const DeviceKv& kv,
                           shape.heads,
                           shape.group(),
                           shape.window,
-                          task.scale * kLog2e};
+                          task.scale * kLog2e,
+                          task.written};
   return launch(args, shape.head_dim, task.blocks, stream);
 }
 

@@ -13,7 +13,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/pipeline.cuh"
 
-// Split-KV decode attention, one row a sequence, up to eight heads of a group at a time; small
+// Split-KV decode attention, up to eight columns (heads of a group, row by row) at a time; small
 // enough in registers and shared memory that two blocks, or one and a block of linear_small.cu,
 // share a multiprocessor: what one waits for, the other hides. A block takes its units one after
 // the other. Its walkers go over the pages of a unit (page i belongs to walker i mod kWalkers),
@@ -23,13 +23,15 @@
 // Norms, RoPE and the writing of the step's key and value are part of it: the block that has the
 // last pages of a head encodes them into shared memory, and from there into the pool and into its
 // own copy of the last page. No other block reads that position, and what all others read was
-// written by earlier steps, so every page may be on its way before the kernel's turn.
+// written by earlier steps, so every page may be on its way before the kernel's turn. Not so where
+// slots have several rows (kFewRows): kv_write() has done all that, and nothing is fetched before
+// it has ended.
 namespace tandem::cuda::decode {
 
-template <kv::KvFormat F, uint32_t kDim>
-class Block : Feed<BlockConfig<F, kDim>> {
+template <kv::KvFormat F, uint32_t kDim, bool kFewRows>
+class Block : Feed<BlockConfig<F, kDim, kFewRows>> {
  public:
-  using C = BlockConfig<F, kDim>;
+  using C = BlockConfig<F, kDim, kFewRows>;
   using Base = Feed<C>;
   using Base::args_;
   using Base::at;
@@ -44,6 +46,7 @@ class Block : Feed<BlockConfig<F, kDim>> {
   using Base::first_;
   using Base::flags;
   using Base::fresh;
+  using Base::head_of;
   using Base::is_walker;
   using Base::lane;
   using Base::load_record;
@@ -54,6 +57,7 @@ class Block : Feed<BlockConfig<F, kDim>> {
   using Base::owns_last;
   using Base::record;
   using Base::release;
+  using Base::row_of;
   using Base::rows;
   using Base::same_queries;
   using Base::stage;
@@ -68,15 +72,13 @@ class Block : Feed<BlockConfig<F, kDim>> {
 
   __device__ void run() {
     begin();
-    if (is_walker() && mine_ > 0) {
-      if constexpr (C::kExact) fetch_exact(record(0));
-      begin_feed();
-    }
+    if constexpr (!kFewRows) fetch_first();
     allow_next();
-    if (mine_ > 0) load_angles(record(0));
+    if (!kFewRows && mine_ > 0) load_angles(record(0));
     wait_for_previous();
     // Not before: where blocks without work ended at once, steps of one sequence took 40 % longer.
     if (mine_ == 0) return;
+    if constexpr (kFewRows) fetch_first();
     prepare(0, true, 0, warp(), C::kWalkers + 1);
     __syncthreads();
     uint32_t parity = 0;  // of the unit's query rows
@@ -95,7 +97,7 @@ class Block : Feed<BlockConfig<F, kDim>> {
       if (k > 0 && flags()[(k - 1) % 2] != 0) merge_splits(record(k - 1));
       merge_walkers(record(k));
       __syncthreads();
-      if constexpr (C::kExact) {
+      if constexpr (C::kExact && !kFewRows) {
         if (writes(record(k)) && fills(record(k))) {
           seal(record(k));
           __syncthreads();
@@ -109,6 +111,12 @@ class Block : Feed<BlockConfig<F, kDim>> {
   }
 
  private:
+  __device__ void fetch_first() {
+    if (!is_walker() || mine_ == 0) return;
+    if constexpr (C::kExact) fetch_exact(record(0));
+    begin_feed();
+  }
+
   // ---- queries, and the step's key and value ----
 
   // Makes the queries (if they are `new_rows`) and the fresh key and value of unit k ready, by
@@ -117,23 +125,29 @@ class Block : Feed<BlockConfig<F, kDim>> {
     const DecodeUnit& unit = record(k);
     const uint32_t own = owns_last(unit) ? 2 : 0;
     const uint32_t jobs = own + (new_rows ? columns_of(unit) : 0);
-    if (k > 0) load_angles(unit);
+    if (!kFewRows && k > 0) load_angles(unit);
     float* x = this->template at<float>(C::kScratchAt) + warp() * kDim;
     for (uint32_t job = who; job < jobs; job += of) {
       if (job < own) {
         take_fresh(unit, k, job == 0 ? 1 : 0, x);
+      } else if constexpr (kFewRows) {
+        const auto* query = reinterpret_cast<const uint4*>(query_of(unit, job));
+        auto* to = reinterpret_cast<uint4*>(rows(parity) + job * C::kPitch);
+        if (lane() < kDim / 8) to[lane()] = query[lane()];
       } else {
-        const Bf16* query =
-            row_of(unit) + (unit.kv_head * args_.group + unit.first_column + job - own) * kDim;
-        warp_load_row(query, kDim, x);
+        warp_load_row(query_of(unit, job - own), kDim, x);
         rotate(x, args_.q_norm);
         warp_store_row(x, kDim, rows(parity) + (job - own) * C::kPitch);
       }
       __syncwarp();
     }
   }
-  __device__ const Bf16* row_of(const DecodeUnit& unit) const {
-    return args_.qkv + uint64_t{unit.row} * args_.columns.row;
+  __device__ const Bf16* row_at(uint32_t row) const {
+    return args_.qkv + uint64_t{row} * args_.columns.row;
+  }
+  __device__ const Bf16* query_of(const DecodeUnit& unit, uint32_t column) const {
+    return row_at(unit.row + row_of(unit, column)) +
+           (unit.kv_head * args_.group + head_of(unit, column)) * kDim;
   }
   // Of the position of a unit's queries, of this lane's channels: weights of the model, so that
   // they may be read before the kernel's turn.
@@ -158,8 +172,9 @@ class Block : Feed<BlockConfig<F, kDim>> {
   // Encodes it for the page that it belongs to and, by one block, into the pool.
   __device__ void take_fresh(const DecodeUnit& unit, uint32_t k, uint32_t side, float* x) const {
     const QkvColumns& columns = args_.columns;
-    warp_load_row(row_of(unit) + (side == 0 ? columns.key : columns.value) + unit.kv_head * kDim,
-                  kDim, x);
+    warp_load_row(
+        row_at(unit.row) + (side == 0 ? columns.key : columns.value) + unit.kv_head * kDim, kDim,
+        x);
     if (side == 0) rotate(x, args_.k_norm);
     const uint32_t token = unit.start % kPageTokens;
     const RowPlace place = fresh(k, side);
@@ -206,8 +221,10 @@ class Block : Feed<BlockConfig<F, kDim>> {
   // What a walk over one unit keeps at hand.
   struct Walk {
     Query<typename C::Key, C::kSteps> query;
-    Limits seen;
-    uint32_t open;  // position where the page of the step's own token begins
+    Limits seen[kFewRows ? 2 : 1];  // by columns 2j and 2j+1
+    uint32_t from;                  // no column sees less than what lies between these
+    uint32_t open;                  // position where the page of the first row's own token begins
+    uint32_t end;                   // no column sees more
     uint32_t k;
     float scale[2];  // of scores, of columns 2j and 2j+1
     float start[2];
@@ -227,9 +244,13 @@ class Block : Feed<BlockConfig<F, kDim>> {
     enter_unit(k);
     Walk w;
     w.query.load(own_row(unit, parity));
-    const uint32_t context = unit.start + 1;
-    w.seen = {args_.window == 0 || context < args_.window ? 0 : context - args_.window, context};
-    w.open = unit.start / kPageTokens * kPageTokens;
+    const uint32_t columns = columns_of(unit);
+    w.from = seen_by(unit, columns - 1).from;
+    w.open = (unit.start + row_of(unit, 0)) / kPageTokens * kPageTokens;
+    w.end = seen_by(unit, columns - 1).end;
+#pragma unroll
+    for (uint32_t i = 0; i < (kFewRows ? 2 : 1); ++i)
+      w.seen[i] = seen_by(unit, min(2 * (lane() % 4) + i, columns - 1));
     w.k = k;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
@@ -248,9 +269,14 @@ class Block : Feed<BlockConfig<F, kDim>> {
     }
   }
 
+  __device__ Limits seen_by(const DecodeUnit& unit, uint32_t column) const {
+    const uint32_t end = unit.start + row_of(unit, column) + 1;
+    return {args_.window == 0 || end < args_.window ? 0 : end - args_.window, end};
+  }
+
   __device__ __forceinline__ void take_page(const Walk& w, uint32_t first) {
     // Pages that need nothing but reading are by far the most.
-    const bool special = first < w.seen.from || first >= w.open;
+    const bool special = first < w.from || first >= w.open;
     std::byte* page = take();
     if (special) patch<C::kKey>(w, 0, first, page);
     float s[4];
@@ -265,7 +291,7 @@ class Block : Feed<BlockConfig<F, kDim>> {
     }
     if (special) {
       patch<C::kValue>(w, 1, first, values);
-      if (first >= w.open) clear_tokens(values, w.seen.end - first);
+      if (first >= w.open) clear_tokens(values, w.end - first);
     }
     add_values(values, s);
     release(w.k);
@@ -274,9 +300,9 @@ class Block : Feed<BlockConfig<F, kDim>> {
   // The last page lacks the step's own row.
   template <Coding kCoding>
   __device__ void patch(const Walk& w, uint32_t side, uint32_t first, std::byte* section) const {
-    if constexpr (!C::kExact) {
+    if constexpr (!C::kExact && !kFewRows) {
       if (first < w.open) return;
-      copy_row<kCoding>(fresh(w.k, side), section, (w.seen.end - 1) % kPageTokens);
+      copy_row<kCoding>(fresh(w.k, side), section, (w.end - 1) % kPageTokens);
       written();
     }
   }
@@ -343,12 +369,33 @@ class Block : Feed<BlockConfig<F, kDim>> {
   // ---- the open page of formats that keep it exactly ----
 
   __device__ std::byte* exact_page() const { return memory_ + C::kExactAt; }
-  // Rows of earlier steps are all in the tail page; the last walker's.
+  // By the last walker. Rows of earlier steps are all in the tail page.
   __device__ void fetch_exact(const DecodeUnit& unit) {
-    if (unit.exact == 0 || warp() + 1 != C::kWalkers || lane() != 0) return;
+    if (unit.exact == 0 || warp() + 1 != C::kWalkers) return;
+    if constexpr (kFewRows) return gather_exact(unit);
+    if (lane() != 0) return;
     barrier_expect(exact_barrier(), C::kExactBytes);
     bulk_load(exact_page(), args_.layer.tail_head(unit.exact - 1, unit.kv_head), C::kExactBytes,
               exact_barrier());
+  }
+
+  // Every row of the page from where it is, a row of one side a lane.
+  __device__ void gather_exact(const DecodeUnit& unit) {
+    constexpr uint32_t kBytes = kDim * 2;
+    const SequenceSlot slot = args_.step.slots[unit.slot];
+    const uint32_t begin = unit.start / kPageTokens * kPageTokens;
+    const uint32_t tokens = unit.start + unit.rows - begin;
+    if (lane() == 0) barrier_expect(exact_barrier(), 2 * tokens * kBytes);
+    __syncwarp();
+    const uint32_t token = lane() % kPageTokens;
+    if (token >= tokens) return;
+    const ExactRow row = exact_row(slot, unit.slot, unit.kv_head, begin + token, args_.qkv,
+                                   args_.columns, args_.layer);
+    std::byte* to = exact_page() + token * kBytes;
+    if (lane() < kPageTokens)
+      bulk_load(to, row.key, kBytes, exact_barrier());
+    else
+      bulk_load(to + C::kExactBytes / 2, row.value, kBytes, exact_barrier());
   }
 
   __device__ void take_exact_page(const Walk& w, uint32_t parity) {
@@ -377,9 +424,11 @@ class Block : Feed<BlockConfig<F, kDim>> {
   __device__ void complete_exact(const Walk& w, std::byte* keys, std::byte* values) {
     barrier_wait(exact_barrier(), exact_parity_);
     exact_parity_ ^= 1;
-    const uint32_t token = w.seen.end - 1 - w.open;
-    copy_row<Coding::kBf16>(fresh(w.k, 0), keys, token);
-    copy_row<Coding::kBf16>(fresh(w.k, 1), values, token);
+    const uint32_t token = w.end - 1 - w.open;
+    if constexpr (!kFewRows) {
+      copy_row<Coding::kBf16>(fresh(w.k, 0), keys, token);
+      copy_row<Coding::kBf16>(fresh(w.k, 1), values, token);
+    }
 #pragma unroll 1
     for (uint32_t i = (token + 1) * kDim / 2 + lane(); i < kPageTokens * kDim / 2; i += kWarp) {
       reinterpret_cast<uint32_t*>(keys)[i] = 0;
@@ -391,7 +440,7 @@ class Block : Feed<BlockConfig<F, kDim>> {
   // The page is full: encodes it into the pool, by the whole block: threads take a channel of the
   // keys, or sixteen of one token's values.
   __device__ void seal(const DecodeUnit& unit) const {
-    if constexpr (C::kExact) {
+    if constexpr (C::kExact && !kFewRows) {
       const auto* keys = reinterpret_cast<const Bf16*>(exact_page());
       const Bf16* values = keys + kPageTokens * kDim;
       std::byte* page = args_.layer.head(
@@ -439,20 +488,20 @@ class Block : Feed<BlockConfig<F, kDim>> {
   State<C> state_;
 };
 
-template <kv::KvFormat F, uint32_t kDim>
-__global__ void __launch_bounds__((BlockConfig<F, kDim>::kThreads), 2)
+template <kv::KvFormat F, uint32_t kDim, bool kFewRows>
+__global__ void __launch_bounds__((BlockConfig<F, kDim, kFewRows>::kThreads), 2)
     attention_decode_kernel(const __grid_constant__ Args args) {
   extern __shared__ __align__(128) std::byte block_memory[];
-  Block<F, kDim>(args, block_memory).run();
+  Block<F, kDim, kFewRows>(args, block_memory).run();
 }
 
-template <kv::KvFormat F, uint32_t kDim>
+template <kv::KvFormat F, uint32_t kDim, bool kFewRows>
 cudaError_t launch_block(const Args& args, uint32_t blocks, cudaStream_t stream) {
-  using C = BlockConfig<F, kDim>;
+  using C = BlockConfig<F, kDim, kFewRows>;
   const PageShape& shape = args.layer.shape;
   if (shape.k_bytes != C::kKeyBytes || shape.head_bytes != C::kHeadBytes)
     return cudaErrorInvalidValue;
-  const auto kernel = attention_decode_kernel<F, kDim>;
+  const auto kernel = attention_decode_kernel<F, kDim, kFewRows>;
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(C::kBytes));
   if (error != cudaSuccess) return error;
@@ -466,7 +515,8 @@ cudaError_t launch_head_dim(const Args& args, uint32_t head_dim, uint32_t blocks
   cudaError_t result = cudaErrorInvalidValue;
   const auto launched = [&]<uint32_t kDim>() {
     if (head_dim != kDim) return false;
-    result = launch_block<F, kDim>(args, blocks, stream);
+    result = args.written ? launch_block<F, kDim, true>(args, blocks, stream)
+                          : launch_block<F, kDim, false>(args, blocks, stream);
     return true;
   };
   (void)(launched.template operator()<kDims>() || ...);

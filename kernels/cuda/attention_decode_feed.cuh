@@ -23,7 +23,7 @@ class Feed : public BlockShared<C> {
 
   __device__ Feed(const Args& args, std::byte* memory) : Shared(args, memory) {}
 
-  // The block's first units, before the kernel's turn.
+  // The block's first units, before the kernel's turn where no kernel of the step wrote pages.
   __device__ void begin_feed() {
     const uint32_t next = block_of(record(0), 0);
     if (mine_ > 1) next_blocks_ = block_of(record(1), 0);
@@ -92,8 +92,11 @@ class Feed : public BlockShared<C> {
     if (lane() == page_ % kWarp) {
       uint64_t* barrier = barriers() + next_;
       barrier_expect(barrier, C::kCopyBytes);
-      bulk_load(stage(warp(), next_), from_ + side_ * C::kCopyBytes, C::kCopyBytes, barrier,
-                evict_first_policy());
+      const std::byte* from = from_ + side_ * C::kCopyBytes;
+      if constexpr (C::kFewRows)  // other columns read it too
+        bulk_load(stage(warp(), next_), from, C::kCopyBytes, barrier);
+      else
+        bulk_load(stage(warp(), next_), from, C::kCopyBytes, barrier, evict_first_policy());
     }
     next_ = next_ + 1 == C::kStages ? 0 : next_ + 1;
     --free_;

@@ -11,8 +11,9 @@ namespace tandem::cuda {
 cudaError_t attention_decode_plain(const DeviceStep& step, const DeviceKv& kv,
                                    const DecodeAttention& task, cudaStream_t stream);
 
-// Tensor cores, the step's keys and values written as well (attention_decode_block.cuh); one file a
-// format. cudaErrorInvalidValue for head dims that they are not made for.
+// Tensor cores, the step's keys and values written as well unless they are already
+// (attention_decode_block.cuh); one file a format. cudaErrorInvalidValue for head dims that they
+// are not made for.
 namespace decode {
 
 struct Args {
@@ -33,6 +34,7 @@ struct Args {
   uint32_t group;
   uint32_t window;
   float scale_log2;
+  bool written;  // DecodeAttention's
 };
 
 using Launch = cudaError_t (*)(const Args& args, uint32_t head_dim, uint32_t blocks,

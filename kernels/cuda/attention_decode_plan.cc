@@ -36,25 +36,45 @@ constexpr uint32_t fewest_pages(const DecodeShape& shape) {
   return near_walkers(shape, kFewestPages);
 }
 uint32_t pages_of(uint32_t keys) { return divided_up(keys, kTokens); }
-uint32_t tiles_of(const DecodeShape& shape) { return divided_up(shape.group(), kDecodeColumns); }
 
 bool read_exactly(const DecodeShape& shape) {
   return kv::KvLayout{1, 1, 2, shape.format}.needs_tail();
+}
+
+// Units of one KV head without its splits, at most: of slots whose rows are together `rows`, each
+// cut once where it may be.
+size_t most_tiles(const DecodeShape& shape, uint32_t sequences, uint32_t rows) {
+  const uint32_t group = shape.group();
+  const size_t runs = std::min(rows, read_exactly(shape) ? 2 * sequences : sequences);
+  return std::min(size_t{rows} * divided_up(group, kDecodeColumns),
+                  (size_t{rows} * group + runs * (kDecodeColumns - 1)) / kDecodeColumns);
 }
 
 uint32_t most_splits(const DecodeShape& shape) {
   return std::clamp(kUnitsOfOne / shape.kv_heads, kFewestSplits, kMostSplits);
 }
 
-// Pages that a query reads as stored.
-struct Span {
-  uint32_t begin = 0;
-  uint32_t end = 0;
+// Rows of one slot whose columns share units; where they read a page exactly, it is the same.
+struct Rows {
+  uint32_t first = 0;  // in the slot
+  uint32_t count = 0;
 };
-Span span_of(const DecodeShape& shape, const SequenceSlot& slot) {
-  const uint32_t from =
-      shape.window == 0 || slot.start < shape.window ? 0 : slot.start + 1 - shape.window;
-  return {from / kTokens, slot.start / kTokens + (read_exactly(shape) ? 0 : 1)};
+// The next ones at or behind `first`.
+Rows rows_at(const DecodeShape& shape, const SequenceSlot& slot, uint32_t first) {
+  const uint32_t left = slot.rows - first;
+  const uint32_t in_page = kTokens - (slot.start + first) % kTokens;
+  return {first, read_exactly(shape) ? std::min(left, in_page) : left};
+}
+
+// What the queries of one unit read as stored.
+struct Span {
+  uint32_t begin = 0;  // pages
+  uint32_t end = 0;
+  uint32_t context = 0;  // keys up to the last query's own
+};
+Span span_of(const DecodeShape& shape, uint32_t first, uint32_t last) {
+  const uint32_t from = shape.window == 0 || first < shape.window ? 0 : first + 1 - shape.window;
+  return {from / kTokens, last / kTokens + (read_exactly(shape) ? 0 : 1), last + 1};
 }
 
 class Planner {
@@ -66,21 +86,12 @@ class Planner {
     const bool few = slots.size() <= kDecodeFewSequences;
     if (!few) count(slots);
     for (uint32_t i = 0; i < slots.size(); ++i) {
-      if (slots[i].rows == 0) continue;
-      for (uint32_t head = 0; head < shape_.kv_heads; ++head)
-        for (uint32_t column = 0; column < shape_.group(); column += kDecodeColumns) {
-          DecodeUnit unit;
-          unit.slot = i;
-          unit.row = slots[i].first_row;
-          unit.start = slots[i].start;
-          unit.kv_head = static_cast<uint16_t>(head);
-          unit.first_column = static_cast<uint16_t>(column);
-          if (few)
-            cut_alone(slots[i], unit);
-          else
-            cut_evenly(slots[i], unit);
-          finish(slots[i]);
-        }
+      Rows rows;
+      for (uint32_t r = 0; r < slots[i].rows; r += rows.count) {
+        rows = rows_at(shape_, slots[i], r);
+        for (uint32_t head = 0; head < shape_.kv_heads; ++head)
+          add_head(slots[i], i, rows, head, few);
+      }
     }
     if (few) share();
     while (block_ + 1 <= blocks_)
@@ -88,6 +99,31 @@ class Planner {
   }
 
  private:
+  void add_head(const SequenceSlot& slot, uint32_t index, const Rows& rows, uint32_t head,
+                bool few) {
+    for (uint32_t column = 0; column < rows.count * shape_.group(); column += kDecodeColumns) {
+      DecodeUnit unit;
+      unit.slot = index;
+      unit.row = slot.first_row + rows.first;
+      unit.start = slot.start + rows.first;
+      unit.rows = rows.count;
+      unit.kv_head = static_cast<uint16_t>(head);
+      unit.first_column = static_cast<uint16_t>(column);
+      const Span span = span_of_columns(unit);
+      if (few)
+        cut_alone(slot, unit, span);
+      else
+        cut_evenly(slot, unit, span);
+      finish(slot);
+    }
+  }
+  Span span_of_columns(const DecodeUnit& unit) const {
+    const uint32_t all = unit.rows * shape_.group();
+    const uint32_t last = std::min(all, unit.first_column + kDecodeColumns) - 1;
+    return span_of(shape_, unit.start + unit.first_column / shape_.group(),
+                   unit.start + last / shape_.group());
+  }
+
   void add(const SequenceSlot& slot, DecodeUnit unit, uint32_t begin, uint32_t end) {
     unit.first_page = begin;
     unit.blocks = slot.first_block + begin;
@@ -97,9 +133,8 @@ class Planner {
 
   // Splits lie at fixed places whatever the window hides of them. A sequence whose only page is its
   // open one still has a unit, without stored pages.
-  void cut_alone(const SequenceSlot& slot, const DecodeUnit& unit) {
-    const Span span = span_of(shape_, slot);
-    const uint32_t split = decode_split_pages(shape_, slot.start + 1);
+  void cut_alone(const SequenceSlot& slot, const DecodeUnit& unit, const Span& span) {
+    const uint32_t split = decode_split_pages(shape_, span.context);
     uint32_t at = span.begin;
     do {
       const uint32_t end = std::min((at / split + 1) * split, span.end);
@@ -110,15 +145,23 @@ class Planner {
 
   void count(std::span<const SequenceSlot> slots) {
     for (const SequenceSlot& slot : slots) {
-      if (slot.rows == 0) continue;
-      const Span span = span_of(shape_, slot);
-      left_ += (span.end - span.begin + kUnitPages) * shape_.kv_heads * tiles_of(shape_);
+      Rows rows;
+      for (uint32_t r = 0; r < slot.rows; r += rows.count) {
+        rows = rows_at(shape_, slot, r);
+        DecodeUnit unit;
+        unit.start = slot.start + r;
+        unit.rows = rows.count;
+        for (uint32_t c = 0; c < rows.count * shape_.group(); c += kDecodeColumns) {
+          unit.first_column = static_cast<uint16_t>(c);
+          const Span span = span_of_columns(unit);
+          left_ += (span.end - span.begin + kUnitPages) * shape_.kv_heads;
+        }
+      }
     }
     share_ = left_ / blocks_;
   }
   // Consecutive pages to each block, cut where it has its share of what was left before it.
-  void cut_evenly(const SequenceSlot& slot, const DecodeUnit& unit) {
-    const Span span = span_of(shape_, slot);
+  void cut_evenly(const SequenceSlot& slot, const DecodeUnit& unit, const Span& span) {
     const uint32_t fewest =
         std::max(near_walkers(shape_, kFewestOfMany),
                  up_to_walkers(shape_, divided_up(span.end - span.begin, kMostSplits)));
@@ -201,23 +244,26 @@ uint32_t decode_split_pages(const DecodeShape& shape, uint32_t context) {
                   split);
 }
 
-uint32_t decode_blocks(uint32_t sequences, uint32_t multiprocessors) {
+uint32_t decode_blocks(uint32_t rows, uint32_t multiprocessors) {
   // Up to four rows, one block leaves room for the projections before and behind it.
   constexpr uint32_t kOneBlock = 4;
-  return sequences > kOneBlock ? 2 * multiprocessors : multiprocessors;
+  return rows > kOneBlock ? 2 * multiprocessors : multiprocessors;
 }
 
-DecodeLimits decode_limits(const DecodeShape& shape, uint32_t sequences, uint32_t blocks,
-                           uint32_t max_context) {
-  const size_t columns = size_t{shape.kv_heads} * tiles_of(shape);
-  const uint32_t pages = std::max(pages_of(max_context), 1U);
+DecodeLimits decode_limits(const DecodeShape& shape, const DecodeSteps& steps) {
+  const uint32_t pages = std::max(pages_of(steps.max_context), 1U);
   // A window may lie across one cut more than its length says.
   const size_t splits =
       std::min(divided_up(pages, fewest_pages(shape)), most_splits(shape)) + size_t{1};
-  const size_t few = std::min(sequences, kDecodeFewSequences) * columns * splits;
-  const size_t many = sequences > kDecodeFewSequences ? sequences * columns + blocks : 0;
+  const auto tiles_of = [&](uint32_t sequences) {
+    const uint32_t rows = std::min(steps.rows, sequences * steps.sequence_rows);
+    return most_tiles(shape, sequences, rows) * shape.kv_heads;
+  };
+  const size_t tiles = tiles_of(steps.sequences);
+  const size_t few = tiles_of(std::min(steps.sequences, kDecodeFewSequences)) * splits;
+  const size_t many = steps.sequences > kDecodeFewSequences ? tiles + steps.blocks : 0;
   const size_t units = std::max(few, many);
-  return {units, units, sequences * columns};
+  return {units, units, tiles};
 }
 
 size_t decode_partial_bytes(const DecodeShape& shape, size_t partials) {

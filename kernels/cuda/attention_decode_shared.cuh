@@ -33,7 +33,8 @@ constexpr uint32_t section_bytes(Coding coding, uint32_t head_dim) {
   return elements;
 }
 
-template <kv::KvFormat F, uint32_t kDim>
+// `kFew`: slots of several rows, whose keys and values kv_write() has written.
+template <kv::KvFormat F, uint32_t kDim, bool kFew>
 struct BlockConfig {
   static constexpr Coding kKey = key_coding(F);
   static constexpr Coding kValue = value_coding(F);
@@ -42,6 +43,7 @@ struct BlockConfig {
   static constexpr uint32_t kThreads = (kWalkers + 1) * kWarp;
   static constexpr uint32_t kHeadDim = kDim;
   static constexpr uint32_t kColumns = kDecodeColumns;
+  static constexpr bool kFewRows = kFew;
   static constexpr uint32_t kSteps = kDim / 16;
   using Key = Keys<kKey, kDim>;
   using Value = Values<kValue, kDim>;
@@ -147,10 +149,12 @@ class BlockShared {
   }
   __device__ uint32_t* flags() const { return at<uint32_t>(C::kFlagsAt); }
   __device__ static bool same_queries(const DecodeUnit& a, const DecodeUnit& b) {
-    return a.slot == b.slot && a.kv_head == b.kv_head && a.first_column == b.first_column;
+    return a.row == b.row && a.kv_head == b.kv_head && a.first_column == b.first_column;
   }
   // Has the last pages of its columns, the step's own position among them.
-  __device__ static bool owns_last(const DecodeUnit& unit) { return unit.split + 1 == unit.splits; }
+  __device__ static bool owns_last(const DecodeUnit& unit) {
+    return !C::kFewRows && unit.split + 1 == unit.splits;
+  }
   // Of several units with the last pages of a head, the one that writes.
   __device__ static bool writes(const DecodeUnit& unit) {
     return owns_last(unit) && unit.first_column == 0;
@@ -186,7 +190,15 @@ class BlockShared {
   __device__ float2* sums() const { return at<float2>(C::kSumsAt); }
 
   __device__ uint32_t columns_of(const DecodeUnit& unit) const {
-    return min(args_.group - unit.first_column, C::kColumns);
+    const uint32_t all = C::kFewRows ? unit.rows * args_.group : args_.group;
+    return min(all - unit.first_column, C::kColumns);
+  }
+  // Row of a unit's column, counted from the unit's, and its head in the group.
+  __device__ uint32_t row_of(const DecodeUnit& unit, uint32_t column) const {
+    return C::kFewRows ? (unit.first_column + column) / args_.group : 0;
+  }
+  __device__ uint32_t head_of(const DecodeUnit& unit, uint32_t column) const {
+    return unit.first_column + column - row_of(unit, column) * args_.group;
   }
 
   // Four channels of one column a thread at a time.
@@ -312,8 +324,8 @@ class BlockShared {
 
   __device__ void write_out(const DecodeUnit& of, uint32_t column, uint32_t four,
                             const float4& result) const {
-    const uint32_t head = of.kv_head * args_.group + of.first_column + column;
-    Bf16* out = args_.out + (uint64_t{of.row} * args_.heads + head) * kDim;
+    const uint32_t head = of.kv_head * args_.group + head_of(of, column);
+    Bf16* out = args_.out + (uint64_t{of.row + row_of(of, column)} * args_.heads + head) * kDim;
     const float x[4] = {result.x, result.y, result.z, result.w};
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {

@@ -147,7 +147,8 @@ struct State {
     for (uint32_t i = 0; i < 2; ++i) {
       for (int lane = 4; lane < 32; lane *= 2)
         top[i] = fmaxf(top[i], __shfl_xor_sync(kAllLanes, top[i], lane));
-      const float next = fmaxf(max[i], top[i]);
+      // Not for the others' sake: what a column gets depends on nothing but itself.
+      const float next = top[i] > max[i] + kSlack ? top[i] : max[i];
       const float factor = fast_exp2(max[i] - next);
       max[i] = next;
       sum[i] *= factor;
@@ -169,13 +170,16 @@ __device__ __forceinline__ void pack_weights(const float (&s)[4], const float (&
   p[1] = transpose8x8(pack<M>(s[2] * scales[1], s[3] * scales[1]));
 }
 
-// Of tokens g and g+8 of the page that begins at position `first`.
-__device__ __forceinline__ void mask(float (&s)[4], uint32_t first, const Limits& seen) {
+// Of tokens g and g+8 of the page that begins at position `first`; columns 2j and 2j+1 see the same
+// (kViews 1) or what `seen` says of each.
+template <uint32_t kViews>
+__device__ __forceinline__ void mask(float (&s)[4], uint32_t first, const Limits (&seen)[kViews]) {
   const uint32_t g = threadIdx.x % kWarp / 4;
 #pragma unroll
-  for (uint32_t i = 0; i < 2; ++i) {
-    const uint32_t position = first + g + i * 8;
-    if (position < seen.from || position >= seen.end) s[2 * i] = s[2 * i + 1] = -INFINITY;
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint32_t position = first + g + i / 2 * 8;
+    const Limits& limits = seen[i % kViews];
+    if (position < limits.from || position >= limits.end) s[i] = -INFINITY;
   }
 }
 

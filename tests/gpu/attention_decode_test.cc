@@ -181,8 +181,8 @@ struct Decode {
       : shape{scene.shape_.heads, scene.shape_.kv_heads, scene.shape_.head_dim, window,
               scene.shape_.format},
         plan(planned(shape, scene, blocks)),
-        limits(decode_limits(shape, static_cast<uint32_t>(scene.slots.size()), blocks,
-                             scene.max_context_)),
+        limits(decode_limits(shape, {static_cast<uint32_t>(scene.slots.size()), scene.max_rows_,
+                                     scene.rows_, blocks, scene.max_context_})),
         units(plan.units),
         ranges(plan.ranges),
         partials(
@@ -233,6 +233,10 @@ const std::vector<SceneSequence> kOnes = {{0, 1},   {1, 1},   {14, 1},   {15, 1}
                                           {300, 1}, {511, 1}, {1000, 1}, {2303, 1}};
 const std::vector<SceneSequence> kChunks = {{0, 16},  {3, 16},  {13, 5},   {40, 8},
                                             {255, 2}, {500, 1}, {1023, 9}, {600, 16}};
+// Within a page, up to its end, across it, from nothing.
+const std::vector<SceneSequence> kDrafts = {{0, 1},   {0, 5},    {9, 7},   {13, 8},  {15, 2},
+                                            {16, 16}, {250, 4},  {256, 8}, {271, 2}, {300, 3},
+                                            {511, 6}, {1015, 9}, {1024, 1}};
 constexpr KvFormat kFormats[] = {KvFormat::kBf16, KvFormat::kFp8E4M3, KvFormat::kInt8,
                                  KvFormat::kK8V4, KvFormat::kInt4};
 
@@ -264,6 +268,33 @@ class AttentionDecodeTest : public CardTest {
     for (const uint32_t count : decode.counters.host()) EXPECT_EQ(count, 0U);
     scene.qkv = apart.qkv.host();
     const auto want = expected(scene, card.pool.host(), window, decode.task.scale);
+    EXPECT_LT(relative_error(decode.out.host(), want), 5e-3);
+  }
+
+  // Slots of several rows, written before.
+  void expect_rows_right(const SceneShape& shape, const std::vector<SceneSequence>& sequences,
+                         uint32_t window, uint32_t blocks) {
+    SCOPED_TRACE(std::string(to_string(shape.format)) + " heads " + std::to_string(shape.heads) +
+                 "/" + std::to_string(shape.kv_heads) + " head_dim " +
+                 std::to_string(shape.head_dim) + " window " + std::to_string(window) + " blocks " +
+                 std::to_string(blocks));
+    KvScene scene(shape, sequences, Normal{std::mt19937(12)});
+    const Rotation rotation(scene, shape.head_dim, true);
+    SceneOnCard card(scene);
+    write_step(card, shape.heads, rotation);
+    const auto pool = card.pool.host();
+    const auto tail = card.tail.host();
+    Decode decode(scene, card, window, blocks);
+    rotation.give(decode.task);
+    decode.task.written = true;
+    ASSERT_LE(decode.plan.units.size(), decode.limits.units);
+    ASSERT_CUDA(attention_decode(card.step, card.kv, decode.task, nullptr));
+    ASSERT_CUDA(cudaDeviceSynchronize());
+    EXPECT_TRUE(card.pool.host() == pool);
+    EXPECT_TRUE(card.tail.host() == tail);
+    for (const uint32_t count : decode.counters.host()) EXPECT_EQ(count, 0U);
+    scene.qkv = card.qkv.host();
+    const auto want = expected(scene, pool, window, decode.task.scale);
     EXPECT_LT(relative_error(decode.out.host(), want), 5e-3);
   }
 
@@ -330,6 +361,77 @@ TEST_F(AttentionDecodeTest, ManySequencesMatchDoublePrecision) {
   for (const KvFormat format : kFormats)
     for (const uint32_t blocks : {7U, 61U, 264U})
       expect_right({7, 1, 128, format}, many, blocks == 61 ? 100 : 0, 128, true, blocks);
+}
+
+TEST_F(AttentionDecodeTest, SeveralRowsOfASequenceMatchDoublePrecision) {
+  for (const KvFormat format : kFormats) {
+    for (const uint32_t blocks : {1U, 23U, 264U})
+      expect_rows_right({14, 2, 128, format}, kDrafts, 0, blocks);
+    for (const uint32_t window : {3U, 16U, 40U, 300U})
+      expect_rows_right({14, 2, 128, format}, kDrafts, window, 23);
+    for (const uint32_t group : {1U, 4U, 8U, 12U})
+      expect_rows_right({group, 1, 128, format}, kDrafts, 0, 7);
+    for (const uint32_t head_dim : {64U, 96U, 192U, 256U})
+      expect_rows_right({14, 2, head_dim, format}, kDrafts, 0, 23);
+    std::vector<SceneSequence> many = kDrafts;
+    for (uint32_t i = 0; i < 8; ++i) many.push_back({i * 77, i + 1});
+    expect_rows_right({7, 1, 128, format}, many, 0, 61);
+  }
+  expect_rows_right({4, 2, 128, KvFormat::kF32}, kDrafts, 0, 23);  // the plain one
+}
+
+// Rows that are verified together have the bits that they have one step after the other.
+TEST_F(AttentionDecodeTest, RowsTogetherAreRowsOneByOne) {
+  for (const KvFormat format : kFormats) {
+    const SceneShape shape{14, 2, 128, format};
+    const std::vector<SceneSequence> drafts = {{0, 8}, {13, 8}, {500, 12}, {2040, 16}, {77, 3}};
+    KvScene scene(shape, drafts, Normal{std::mt19937(9)});
+    const Rotation rotation(scene, 128, true);
+    SceneOnCard together(scene);
+    write_step(together, shape.heads, rotation);
+    Decode verify(scene, together, 0, 132);
+    verify.task.written = true;
+    ASSERT_CUDA(attention_decode(together.step, together.kv, verify.task, nullptr));
+    const auto got = verify.out.host();
+
+    SceneOnCard apart(scene);
+    const KvScene all = scene;
+    std::vector<Bf16> want(got.size(), Bf16{0xffff});
+    for (uint32_t i = 0; i < 16; ++i) {
+      scene.row_sequence.assign(scene.rows_, -1);
+      for (uint32_t s = 0; s < drafts.size(); ++s) {
+        const SequenceSlot& slot = all.slots[s];
+        scene.slots[s].rows = i < slot.rows ? 1 : 0;
+        scene.slots[s].start = slot.start + i;
+        scene.slots[s].first_row = slot.first_row + i;
+        if (i < slot.rows) scene.row_sequence[slot.first_row + i] = static_cast<int32_t>(s);
+      }
+      apart.slots.upload(scene.slots);
+      apart.row_sequence.upload(scene.row_sequence);
+      apart.step.max_rows = 1;
+      Decode decode(scene, apart, 0, 132);
+      rotation.give(decode.task);
+      ASSERT_CUDA(attention_decode(apart.step, apart.kv, decode.task, nullptr));
+      const auto out = decode.out.host();
+      for (size_t e = 0; e < out.size(); ++e)
+        if (out[e].bits != 0xffff) want[e] = out[e];
+    }
+    const size_t row = size_t{shape.heads} * shape.head_dim;
+    for (size_t e = 0; e < got.size(); ++e)
+      ASSERT_EQ(got[e].bits, want[e].bits) << to_string(format) << " row " << e / row;
+  }
+}
+
+TEST_F(AttentionDecodeTest, RefusesMoreRowsThanItCan) {
+  const KvScene scene({4, 2, 128, KvFormat::kBf16}, {{40, 17}}, Normal{std::mt19937(2)});
+  SceneOnCard card(scene);
+  Decode decode(scene, card, 0, 4);
+  EXPECT_EQ(attention_decode(card.step, card.kv, decode.task, nullptr), cudaErrorInvalidValue);
+  decode.task.written = true;
+  EXPECT_EQ(attention_decode(card.step, card.kv, decode.task, nullptr), cudaErrorInvalidValue);
+  card.step.max_rows = 2;
+  decode.task.written = false;
+  EXPECT_EQ(attention_decode(card.step, card.kv, decode.task, nullptr), cudaErrorInvalidValue);
 }
 
 // A sequence's bits are the same alone and in company, for any number of blocks.

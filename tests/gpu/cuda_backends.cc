@@ -13,6 +13,7 @@ std::unique_ptr<engine::Ops> create_cuda(const model::ModelConfig& model,
   options.max_rows = limits.max_rows;
   options.max_context = limits.positions;
   options.max_sequences = limits.sequences;
+  options.max_verify_rows = limits.verify_rows;
   // As nodes do: all memory is planned and taken before a weight is read.
   options.kv_layout = kv::KvLayout{model.layers, model.kv_heads, model.head_dim, limits.format};
   options.kv_tails = options.kv_layout->needs_tail() ? limits.sequences : 0;

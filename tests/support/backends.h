@@ -20,6 +20,7 @@ struct Backend {
     uint32_t sequences = 0;
     uint32_t positions = 0;  // of each
     kv::KvFormat format = kv::KvFormat::kF32;
+    uint32_t verify_rows = 1;  // rows of a sequence for which steps are recorded
   };
   std::string name;
   std::function<std::unique_ptr<engine::Ops>(DType weights, const model::ModelConfig& model,

@@ -20,6 +20,7 @@ class EngineHarness {
     uint32_t max_rows = 64;  // small on purpose: prompts take several chunks
     uint32_t sequences = 1;
     uint32_t positions = 512;  // of each sequence
+    uint32_t verify_rows = 1;
   };
   [[nodiscard]] static Result<std::unique_ptr<EngineHarness>> create(
       const model::Checkpoint& checkpoint, std::unique_ptr<engine::Ops> ops,
@@ -53,7 +54,8 @@ class EngineHarness {
 
 // What a backend has to be made for.
 [[nodiscard]] inline Backend::Limits limits_of(const EngineHarness::Options& options) {
-  return {options.max_rows, options.sequences, options.positions, options.format};
+  return {options.max_rows, options.sequences, options.positions, options.format,
+          options.verify_rows};
 }
 
 }  // namespace tandem::testing

@@ -151,7 +151,8 @@ void add_transfer_command(CLI::App& bench) {
 
 void add_step_command(CLI::App& bench) {
   CLI::App* command = bench.add_subcommand(
-      "step", "Measure whole steps of the CUDA engine: decoding at several batches, prefill");
+      "step",
+      "Measure whole steps of the CUDA engine: decoding at several batches, verification, prefill");
   auto flags = std::make_shared<StepFlags>();
   StepBenchOptions& o = flags->options;
   command->add_option("--device", o.card.device, "Index of the card")->check(whole(0, 1023));
@@ -165,6 +166,10 @@ void add_step_command(CLI::App& bench) {
       ->check(whole(1, 1024));
   command->add_option("--context", o.context, "Tokens of each decoding sequence")
       ->check(whole(1, 1 << 20));
+  command
+      ->add_option("--verify", o.verified,
+                   "New tokens of one sequence that a step verifies; may be repeated")
+      ->check(whole(1, 16));
   command->add_option("--prompt", o.prompts, "Prompt lengths to prefill; may be repeated")
       ->check(whole(1, 1 << 20));
   command->add_flag("--profile", o.profile,

@@ -38,13 +38,14 @@ Status CudaAttention::prepare(const AttentionLimits& limits) {
 }
 
 uint32_t CudaAttention::decode_blocks() const {
-  return cuda::decode_blocks(decoding_, limits_.blocks);
+  return cuda::decode_blocks(several_ ? step_.rows : decoding_, limits_.blocks);
 }
 
 Status CudaAttention::begin(std::span<const cuda::SequenceSlot> slots, uint32_t decoding,
-                            const cuda::DeviceStep& step) {
+                            bool several, const cuda::DeviceStep& step) {
   step_ = step;
   decoding_ = decoding;
+  several_ = several;
   groups_.clear();
   if (decoding > 0) TANDEM_TRY(plan_decode(slots.first(decoding)));
   if (decoding < slots.size()) TANDEM_TRY(plan_prefill(slots.subspan(decoding), decoding));
@@ -104,7 +105,7 @@ Status CudaAttention::plan_prefill(std::span<const cuda::SequenceSlot> slots, ui
 Status CudaAttention::write(const cuda::DeviceKv& kv, const cuda::KvWrite& task) {
   written_ = task;
   written_.kept = kept_;
-  written_.first_sequence = decoding_;
+  written_.first_sequence = several_ ? 0 : decoding_;
   TANDEM_CUDA_TRY(cuda::kv_write(step_, kv, written_, stream_.get()));
   return {};
 }
@@ -122,8 +123,8 @@ Status CudaAttention::run_decode(uint32_t layer, const AttentionShape& shape,
   if (plan == windows_.end())
     return fail(ErrorCode::kInternal, "a layer has a window that was not planned for");
   cuda::DeviceStep step = step_;
-  step.sequences = decoding_;
-  step.max_rows = 1;
+  if (!groups_.empty()) step.sequences = decoding_;
+  step.max_rows = several_ ? limits_.few.each : 1;
   cuda::DecodeAttention task;
   task.shape = decode_shape(limits_, shape.window);
   task.layer = layer;
@@ -140,6 +141,7 @@ Status CudaAttention::run_decode(uint32_t layer, const AttentionShape& shape,
   task.blocks = decode_blocks();
   task.partials = partials_;
   task.counters = counters_;
+  task.written = several_;
   TANDEM_CUDA_TRY(cuda::attention_decode(step, kv, task, stream_.get()));
   return {};
 }

@@ -17,8 +17,9 @@
 namespace tandem::engine {
 
 // Keys, values and attention of a step: sequences with one row have both in one kernel, which reads
-// their pages where they are; keys and values of those with more are written first and gathered
-// into a workspace, as many sequences at a time as fit, for dense attention. Plans are made on the
+// their pages where they are. Where some have a few rows, a kernel before it writes keys and
+// values. Those of sequences with more are gathered into a workspace, as many sequences at a time
+// as fit, for dense attention. Plans are made on the
 // host once a step and lie at fixed addresses, so that a recorded step reads the next one's. Device
 // thread; enqueues.
 class CudaAttention {
@@ -27,14 +28,15 @@ class CudaAttention {
 
   [[nodiscard]] Status prepare(const AttentionLimits& limits);
   // A new step: plans it and enqueues the plans' upload. Of `slots` (host), the first `decoding`
-  // have one row or are padding. `step` describes them to the device.
+  // have one row or are padding; or, if they are `several`, up to kDecodeRows. `step` describes
+  // them to the device.
   [[nodiscard]] Status begin(std::span<const cuda::SequenceSlot> slots, uint32_t decoding,
-                             const cuda::DeviceStep& step);
-  // Norms, RoPE and the KV of a layer (`task` without `kept`): at once for sequences with more than
-  // one row, for the others by the run() that follows.
+                             bool several, const cuda::DeviceStep& step);
+  // Norms, RoPE and the KV of a layer (`task` without `kept`): at once, but where sequences that
+  // decode have one row: of these by the run() that follows.
   [[nodiscard]] Status write(const cuda::DeviceKv& kv, const cuda::KvWrite& task);
   // Whether the step's KV is complete after run() only, not after write().
-  [[nodiscard]] bool run_writes() const { return decoding_ > 0; }
+  [[nodiscard]] bool run_writes() const { return decoding_ > 0 && !several_; }
   [[nodiscard]] Status run(uint32_t layer, const AttentionShape& shape, const cuda::DeviceKv& kv,
                            Activation qkv, Activation out);
 
@@ -70,6 +72,7 @@ class CudaAttention {
 
   cuda::DeviceStep step_;
   uint32_t decoding_ = 0;
+  bool several_ = false;
   cuda::KvWrite written_;  // what write() was told of the layer
   std::vector<Group> groups_;
 

@@ -29,18 +29,24 @@ AttentionLayout::AttentionLayout(const AttentionLimits& limits) {
     bytes += (size + kAlign - 1) / kAlign * kAlign;
     return at;
   };
-  const uint32_t blocks = cuda::decode_blocks(limits.max_sequences, limits.blocks);
+  const bool several = limits.few.each > 1;
+  cuda::DecodeSteps steps;
+  steps.sequences = limits.max_sequences;
+  steps.sequence_rows = limits.few.each;
+  steps.rows = several ? std::max(limits.few.together, limits.max_sequences) : limits.max_sequences;
+  steps.blocks =
+      cuda::decode_blocks(several ? limits.max_rows : limits.max_sequences, limits.blocks);
+  steps.max_context = limits.max_context;
   size_t partial_bytes = 0;
   size_t decode_counters = 0;
   for (const uint32_t window : limits.windows) {
     const cuda::DecodeShape shape = decode_shape(limits, window);
-    const cuda::DecodeLimits most =
-        cuda::decode_limits(shape, limits.max_sequences, blocks, limits.max_context);
+    const cuda::DecodeLimits most = cuda::decode_limits(shape, steps);
     partial_bytes = std::max(partial_bytes, cuda::decode_partial_bytes(shape, most.partials));
     decode_counters = std::max(decode_counters, most.counters);
     units = std::max(units, most.units);
   }
-  units_at = ((blocks + 1) * sizeof(uint32_t) + 15) / 16 * 16;
+  units_at = ((steps.blocks + 1) * sizeof(uint32_t) + 15) / 16 * 16;
   plan_bytes = units_at + units * sizeof(cuda::DecodeUnit);
   for (size_t i = 0; i < limits.windows.size(); ++i) plans.push_back(place(plan_bytes));
   partials = place(partial_bytes);

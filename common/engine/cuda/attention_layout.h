@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/engine/cuda/step_area.h"
 #include "common/kv/layout.h"
 #include "kernels/cuda/attention_decode.h"
 #include "kernels/cuda/attention_prefill.h"
@@ -18,6 +19,7 @@ struct AttentionLimits {
   uint32_t max_rows = 0;
   uint32_t max_context = 0;
   uint32_t max_sequences = 0;  // of a step
+  FewRows few;                 // together: 0 or at least max_sequences
   uint32_t blocks = 0;         // the card's multiprocessors
   size_t l2_bytes = 0;
 };

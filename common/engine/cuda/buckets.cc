@@ -24,6 +24,13 @@ std::vector<uint32_t> decode_buckets(uint32_t most) {
   return out;
 }
 
+std::vector<uint32_t> verify_buckets(uint32_t most) {
+  constexpr uint32_t kFewest = 8;
+  std::vector<uint32_t> out = decode_buckets(most == 0 ? 0 : std::max(most, kFewest));
+  std::erase_if(out, [](uint32_t rows) { return rows < kFewest; });
+  return out;
+}
+
 size_t bucket_of(const std::vector<uint32_t>& buckets, uint32_t rows) {
   return static_cast<size_t>(std::ranges::lower_bound(buckets, rows) - buckets.begin());
 }

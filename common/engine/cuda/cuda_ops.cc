@@ -182,6 +182,7 @@ Status CudaOps::plan_memory(const kv::KvLayout& layout) {
     return fail(ErrorCode::kUnsupported,
                 "the CUDA engine keeps no float32 KV cache: use bf16 (kv.format)", "kv.format");
   const EngineLimits limits(options_, model_, layout, device_.info());
+  few_ = limits.few;
   TANDEM_TRY(attention_.prepare(limits.attention));
   TANDEM_ASSIGN(std::byte * scratch,
                 arena_.allocate(LinearRunner::scratch_bytes(limits.linear), "workspace"));

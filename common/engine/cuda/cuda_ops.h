@@ -26,10 +26,13 @@ enum class Quantization : uint8_t {
 };
 
 struct CudaOptions {
-  int device = 0;                   // as CUDA counts under CUDA_VISIBLE_DEVICES
-  uint32_t max_rows = 512;          // of the largest step: EngineOptions::max_rows
-  uint32_t max_context = 0;         // EngineOptions::max_context; 0: the model's
-  uint32_t max_sequences = 64;      // that decode together; as many prompts may join them in a step
+  int device = 0;               // as CUDA counts under CUDA_VISIBLE_DEVICES
+  uint32_t max_rows = 512;      // of the largest step: EngineOptions::max_rows
+  uint32_t max_context = 0;     // EngineOptions::max_context; 0: the model's
+  uint32_t max_sequences = 64;  // that decode together; as many prompts may join them in a step
+  // New tokens of one sequence up to which a step of few of them is recorded, so that several
+  // guesses are verified as fast as one token is made; at most 16.
+  uint32_t max_verify_rows = 1;
   double memory_utilization = 0.9;  // share of the card's memory that this process may take
   Quantization quantization = Quantization::kNone;
   // The KV pool to come, if it is known: then all memory is planned before anything is loaded, and

@@ -24,9 +24,10 @@
 
 namespace tandem::engine {
 
-// A step is run in one of two ways. Where every sequence decodes one token, the recorded graph of
-// the smallest bucket that holds it is replayed; else the body is called and enqueues. Both read
-// the same descriptions, which run_step() uploads first. Device thread only.
+// A step is run in one of two ways. Where every sequence decodes one token, or verifies as many as
+// was asked for, the recorded graph of the smallest bucket that holds it is replayed; else the body
+// is called and enqueues. Both read the same descriptions, which run_step() uploads first. Device
+// thread only.
 class CudaOps final : public Ops {
  public:
   CudaOps(const CudaOptions& options, const model::ModelConfig& model, cuda::Device device,
@@ -80,9 +81,10 @@ class CudaOps final : public Ops {
   [[nodiscard]] std::string_view name() const override { return name_; }
 
  private:
-  // A decode step of one bucket's size.
+  // A step of one bucket's size.
   struct Recording {
     uint32_t rows = 0;
+    uint32_t sequences = 0;
     cuda::GraphExec graph;
   };
 
@@ -91,16 +93,19 @@ class CudaOps final : public Ops {
                                              uint64_t tail_bytes,
                                              std::vector<cuda::MemoryPart> parts) const;
   std::vector<cuda::MemoryNeighbour> neighbours() const;
-  [[nodiscard]] bool can_replay(const StepRequest& request) const;
+  // Null: it must be enqueued.
+  [[nodiscard]] const Recording* recording_for(const StepRequest& request) const;
   Status describe(const StepRequest& request, const StepCounts& counts);
-  Status replay(const StepRequest& request, std::span<RowResult> results);
+  Status replay(const StepRequest& request, const Recording& recording,
+                std::span<RowResult> results);
   Status run_eagerly(const StepRequest& request, const StepBody& body,
                      std::span<RowResult> results);
   Status walk_hook();
-  Status record(const KvPages& kv, uint32_t rows, const StepBody& body);
+  // Runs, and then records, a step of sequences with up to `each` rows.
+  Result<Recording> record(const KvPages& kv, uint32_t rows, uint32_t each, const StepBody& body);
   Status choose_algorithms(const KvPages& kv);
   void plan_linear(const CudaLinear& weight, std::vector<LinearRef>& shapes);
-  Status warm(const KvPages& kv, uint32_t rows, uint32_t sequences, const StepBody& body);
+  Status warm(const KvPages& kv, uint32_t rows, uint32_t each, const StepBody& body);
   void note(Status status);  // keeps the first failure of a step
   [[nodiscard]] cuda::SmallDevice small_device() const;
   [[nodiscard]] Precision precision() const {
@@ -115,6 +120,7 @@ class CudaOps final : public Ops {
   const std::string name_;
   const uint32_t step_sequences_;  // most of any step
   const uint32_t max_context_;
+  FewRows few_;  // once planned
   DeviceArena arena_;
   CudaWeightLoader loader_;
   LinearRunner::Shapes shapes_;  // of what was loaded
@@ -130,8 +136,9 @@ class CudaOps final : public Ops {
   bool planned_ = false;  // plan_memory() has run, for layout_
   kv::KvLayout layout_;
 
-  std::vector<uint32_t> buckets_;
-  std::vector<Recording> recordings_;  // one for each bucket, once prepared
+  // Once prepared, one for each bucket: of decode_buckets() and verify_buckets().
+  std::vector<uint32_t> decode_buckets_, verify_buckets_;
+  std::vector<Recording> decode_recordings_, verify_recordings_;
   KvPages recorded_kv_;
 
   // The step that runs.

@@ -20,14 +20,13 @@ size_t table_entries(const StepView& view) {
   return entries;
 }
 
-// A step whose contents are there only to have its shape.
+// A step whose contents are there only to have its shape: sequences of `each` rows.
 struct DummyStep {
-  DummyStep(uint32_t rows, uint32_t count, const std::vector<BlockId>& blocks) {
+  DummyStep(uint32_t rows, uint32_t each, const std::vector<BlockId>& blocks) {
     tokens.assign(rows, TokenId{0});
     greedy.temperature = 0;
-    uint32_t row = 0;
-    for (uint32_t i = 0; i < count; ++i) {
-      const uint32_t own = rows / count + (i < rows % count ? 1 : 0);
+    for (uint32_t row = 0; row < rows;) {
+      const uint32_t own = std::min(each, rows - row);
       sequences.push_back({row, own, 0, blocks, 0});
       for (uint32_t p = 0; p < own; ++p) positions.push_back(p);
       row += own;
@@ -52,8 +51,9 @@ Status CudaOps::run_step(const StepRequest& request, const StepBody& body,
   TANDEM_TRY(plan_memory(request.kv.layout));
   status_ = {};
   kv_ = {request.kv.layout, request.kv.pages, request.kv.blocks, request.kv.tail, request.kv.tails};
-  Status status =
-      can_replay(request) ? replay(request, results) : run_eagerly(request, body, results);
+  const Recording* recording = recording_for(request);
+  Status status = recording != nullptr ? replay(request, *recording, results)
+                                       : run_eagerly(request, body, results);
   if (status) return {};
   outputs_.forget();
   // What was enqueued still runs, on pages that the caller will give to others.
@@ -61,18 +61,21 @@ Status CudaOps::run_step(const StepRequest& request, const StepBody& body,
   return status;
 }
 
-bool CudaOps::can_replay(const StepRequest& request) const {
-  const size_t rows = request.view.sequences.size();
-  if (recordings_.empty() || rows > recordings_.back().rows || request.hook != nullptr)
-    return false;
-  if (request.outputs.size() != rows || !same(request.kv, recorded_kv_)) return false;
-  for (size_t i = 0; i < rows; ++i) {
-    const RowOutput& output = request.outputs[i];
-    if (request.view.sequences[i].rows != 1 || output.row != i || output.sampling == nullptr ||
-        output.scored)
-      return false;
-  }
-  return true;
+const CudaOps::Recording* CudaOps::recording_for(const StepRequest& request) const {
+  const uint32_t rows = request.view.rows();
+  const bool decodes = request.view.sequences.size() == rows;
+  const size_t bucket = bucket_of(decodes ? decode_buckets_ : verify_buckets_, rows);
+  const std::vector<Recording>& recordings = decodes ? decode_recordings_ : verify_recordings_;
+  if (bucket >= recordings.size() || request.hook != nullptr || !same(request.kv, recorded_kv_))
+    return nullptr;
+  if (std::ranges::any_of(request.view.sequences,
+                          [&](const SequenceView& s) { return s.rows > few_.each; }))
+    return nullptr;
+  // Of what is wanted, a graph has room for one thing a row.
+  if (request.outputs.size() > rows ||
+      std::ranges::any_of(request.outputs, [](const RowOutput& o) { return o.scored.has_value(); }))
+    return nullptr;
+  return &recordings[bucket];
 }
 
 Status CudaOps::describe(const StepRequest& request, const StepCounts& counts) {
@@ -81,18 +84,19 @@ Status CudaOps::describe(const StepRequest& request, const StepCounts& counts) {
                                                    " sequences, the engine was made for " +
                                                    std::to_string(step_sequences_) +
                                                    ": raise max_sequences");
-  SlotOrder order(request.view);
+  const SlotOrder order(request.view, few_);
   TANDEM_TRY(area_.fill(request.view, order, request.outputs, counts));
   TANDEM_TRY(area_.upload(stream_));
   step_ = area_.step();
-  const uint32_t padding = counts.sequences - static_cast<uint32_t>(order.sequence.size());
-  return attention_.begin(area_.slots(), order.decoding + padding, step_);
+  const auto real = static_cast<uint32_t>(order.sequence.size());
+  if (order.several)
+    return attention_.begin(area_.slots().first(real), order.decoding, true, step_);
+  return attention_.begin(area_.slots(), order.decoding + counts.sequences - real, false, step_);
 }
 
-Status CudaOps::replay(const StepRequest& request, std::span<RowResult> results) {
-  const Recording& recording =
-      recordings_[bucket_of(buckets_, static_cast<uint32_t>(request.view.sequences.size()))];
-  const StepCounts counts{recording.rows, recording.rows, recording.rows,
+Status CudaOps::replay(const StepRequest& request, const Recording& recording,
+                       std::span<RowResult> results) {
+  const StepCounts counts{recording.rows, recording.sequences, recording.rows,
                           table_entries(request.view)};
   TANDEM_TRY(describe(request, counts));
   TANDEM_TRY(outputs_.describe(request.outputs, recording.rows));
@@ -151,12 +155,10 @@ void CudaOps::outputs(Activation x, const VectorWeight& norm, float eps, const L
   }
 }
 
-Status CudaOps::warm(const KvPages& kv, uint32_t rows, uint32_t sequences, const StepBody& body) {
-  const uint32_t longest = (rows + sequences - 1) / sequences;
+Status CudaOps::warm(const KvPages& kv, uint32_t rows, uint32_t each, const StepBody& body) {
   std::vector<BlockId> blocks;
-  for (uint32_t b = 0; b * kv::kBlockTokens < longest; ++b)
-    blocks.push_back(BlockId{b % kv.blocks});
-  const DummyStep dummy(rows, sequences, blocks);
+  for (uint32_t b = 0; b * kv::kBlockTokens < each; ++b) blocks.push_back(BlockId{b % kv.blocks});
+  const DummyStep dummy(rows, each, blocks);
   std::vector<RowResult> results(dummy.outputs.size());
   StepRequest request;
   request.view = {dummy.tokens, dummy.positions, dummy.sequences};
@@ -167,13 +169,16 @@ Status CudaOps::warm(const KvPages& kv, uint32_t rows, uint32_t sequences, const
   return run_eagerly(request, body, results);
 }
 
-Status CudaOps::record(const KvPages& kv, uint32_t rows, const StepBody& body) {
-  const DummyStep dummy(rows, rows, {BlockId{0}});
+Result<CudaOps::Recording> CudaOps::record(const KvPages& kv, uint32_t rows, uint32_t each,
+                                           const StepBody& body) {
+  TANDEM_TRY(warm(kv, rows, each, body));
+  const DummyStep dummy(rows, each, {BlockId{0}});
+  const uint32_t sequences = std::min(rows, step_sequences_);
   StepRequest request;
   request.view = {dummy.tokens, dummy.positions, dummy.sequences};
   request.kv = kv;
   request.outputs = dummy.outputs;
-  TANDEM_TRY(describe(request, {rows, rows, rows, table_entries(request.view)}));
+  TANDEM_TRY(describe(request, {rows, sequences, rows, table_entries(request.view)}));
   TANDEM_TRY(outputs_.describe(request.outputs, rows));
   TANDEM_TRY(stream_.synchronize());
   // Padding slots of a replayed step have no context, real ones up to the longest there is.
@@ -188,8 +193,7 @@ Status CudaOps::record(const KvPages& kv, uint32_t rows, const StepBody& body) {
   recording_ = false;
   if (!graph) return fail(graph.error());
   TANDEM_TRY(graph->upload(stream_));
-  recordings_.push_back({rows, std::move(*graph)});
-  return {};
+  return Recording{rows, sequences, std::move(*graph)};
 }
 
 // Times on the pool's memory, which means nothing yet.
@@ -215,14 +219,23 @@ Status CudaOps::prepare(const KvPages& kv, uint32_t sequences, const StepBody& b
   TANDEM_TRY(warm(kv, 1, 1, body));
   // Every matrix product's algorithm is a kernel of its own.
   for (uint32_t rows = cuda::kSmallRows + 1; rows < longest; rows = wide_bucket(rows) + 1)
-    TANDEM_TRY(warm(kv, std::min(wide_bucket(rows), longest), 1, body));
-  if (longest > 1) TANDEM_TRY(warm(kv, longest, 1, body));
-  buckets_ = decode_buckets(most);
-  recordings_.clear();
+    TANDEM_TRY(warm(kv, std::min(wide_bucket(rows), longest), longest, body));
+  if (longest > 1) TANDEM_TRY(warm(kv, longest, longest, body));
+  decode_recordings_.clear();
+  verify_recordings_.clear();
   if (stages_.profiling()) return stream_.synchronize();  // steps then run stage by stage
-  for (const uint32_t rows : buckets_) {
-    TANDEM_TRY(warm(kv, rows, rows, body));
-    TANDEM_TRY(record(kv, rows, body));
+  decode_buckets_ = decode_buckets(most);
+  for (const uint32_t rows : decode_buckets_) {
+    TANDEM_ASSIGN(auto recording, record(kv, rows, 1, body));
+    decode_recordings_.push_back(std::move(recording));
+  }
+  verify_buckets_ = verify_buckets(few_.each > 1 ? few_.together : 0);
+  std::erase_if(verify_buckets_, [&](uint32_t rows) {
+    return rows > std::min(options_.max_rows, outputs_.batch());  // a very small engine
+  });
+  for (const uint32_t rows : verify_buckets_) {
+    TANDEM_ASSIGN(auto recording, record(kv, rows, few_.each, body));
+    verify_recordings_.push_back(std::move(recording));
   }
   recorded_kv_ = kv;
   outputs_.forget();

@@ -12,6 +12,8 @@ namespace {
 // Logits exist for at most this many rows at once, and in at most this much memory.
 constexpr uint32_t kLogitRows = 128;
 constexpr size_t kLogitBytes = size_t{256} << 20;
+// Rows of a step whose sequences verify several each, unless more sequences decode together.
+constexpr uint32_t kVerifyRows = 128;
 constexpr uint64_t kAlign = 256;  // DeviceArena's
 
 uint64_t aligned(uint64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
@@ -72,6 +74,12 @@ EngineLimits::EngineLimits(const CudaOptions& options, const model::ModelConfig&
 
   const auto fitting = static_cast<uint32_t>(kLogitBytes / (model.vocab * sizeof(float)));
   logit_rows = std::max({std::min(kLogitRows, fitting), options.max_sequences, uint32_t{1}});
+
+  few.each = std::clamp(options.max_verify_rows, 1U, cuda::kDecodeRows);
+  few.together =
+      std::min({few.each * options.max_sequences, std::max(kVerifyRows, options.max_sequences),
+                options.max_rows, logit_rows});
+  attention.few = few;
 
   linear.max_rows = std::max(options.max_rows, logit_rows);
   linear.max_hidden = model.hidden;

@@ -22,6 +22,7 @@ struct EngineLimits {
   uint32_t max_context = 0;
   uint32_t step_sequences = 0;  // most of any step
   uint32_t logit_rows = 0;      // whose logits exist at once
+  FewRows few;                  // what decode attention takes
   AttentionLimits attention;
   LinearRunner::Limits linear;
   StepCounts step;

@@ -27,11 +27,20 @@ StepLayout::StepLayout(const StepCounts& counts) {
   bytes = at;
 }
 
-SlotOrder::SlotOrder(const StepView& view) {
+SlotOrder::SlotOrder(const StepView& view, const FewRows& few) {
+  uint32_t rows = 0;
+  uint32_t most = 1;
+  for (const SequenceView& s : view.sequences) {
+    if (s.rows > few.each) continue;
+    rows += s.rows;
+    most = std::max(most, s.rows);
+  }
+  if (rows > few.together) most = 1;
+  several = most > 1;
   sequence.resize(view.sequences.size());
   for (uint32_t i = 0; i < sequence.size(); ++i) sequence[i] = i;
   const auto later = std::ranges::stable_partition(
-      sequence, [&](uint32_t i) { return view.sequences[i].rows == 1; });
+      sequence, [&](uint32_t i) { return view.sequences[i].rows <= most; });
   decoding = static_cast<uint32_t>(later.begin() - sequence.begin());
 }
 

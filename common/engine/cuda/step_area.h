@@ -38,13 +38,21 @@ struct StepLayout {
   explicit StepLayout(const StepCounts& counts);
 };
 
-// Which slot each sequence takes: those that decode (one row) come first, so that either kind is
-// one run of slots.
+// What decode attention takes: sequences of at most `each` rows, while they have at most
+// `together`. Beyond that, those of one row.
+struct FewRows {
+  uint32_t each = 1;
+  uint32_t together = 0;
+};
+
+// Which slot each sequence takes: those that decode come first, so that either kind is one run of
+// slots.
 struct SlotOrder {
   std::vector<uint32_t> sequence;  // of each slot
-  uint32_t decoding = 0;           // slots with one row
+  uint32_t decoding = 0;           // slots for decode attention
+  bool several = false;            // some of these have more than one row
 
-  explicit SlotOrder(const StepView& view);
+  explicit SlotOrder(const StepView& view, const FewRows& few = {});
 };
 
 // A step's description: filled on the host, then copied to the device at once. Where it lies stays

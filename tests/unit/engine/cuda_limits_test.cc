@@ -84,6 +84,42 @@ TEST(Footprint, WorkspaceGrowsWithWhatIsAskedFor) {
   EXPECT_LT(more_rows, 6144ULL * 18944 * 2);
 }
 
+TEST(Footprint, VerificationTakesMemoryWhenItIsAskedFor) {
+  const auto model = qwen2_7b();
+  const auto layout = layout_of(model, kv::KvFormat::kInt4);
+  const auto limits = [&](uint32_t each, uint32_t sequences) {
+    CudaOptions options;
+    options.max_verify_rows = each;
+    options.max_sequences = sequences;
+    options.max_context = 4096;
+    return EngineLimits(options, model, layout, h200());
+  };
+  EXPECT_EQ(limits(1, 64).few.each, 1U);
+  EXPECT_EQ(limits(0, 64).few.each, 1U);
+  EXPECT_EQ(limits(99, 64).few.each, 16U);
+  EXPECT_EQ(limits(8, 4).few.together, 32U);
+  EXPECT_EQ(limits(8, 64).few.together, 128U);
+  EXPECT_EQ(limits(8, 200).few.together, 200U);
+  const auto bytes = [&](uint32_t each) {
+    return AttentionLayout(limits(each, 64).attention).bytes;
+  };
+  EXPECT_EQ(bytes(0), bytes(1));
+  EXPECT_GT(bytes(8), bytes(1));
+  // Every step that may come fits: a sequence alone, and as many rows as there may be together.
+  const AttentionLimits attention = limits(16, 64).attention;
+  const AttentionLayout l(attention);
+  const cuda::DecodeShape shape = decode_shape(attention, 0);
+  for (const uint32_t sequences : {1U, 3U, 8U, 16U, 17U, 64U})
+    for (const uint32_t start : {0U, 13U, 1000U, 4080U}) {
+      cuda::SequenceSlot slot;
+      slot.rows = std::min(16U, attention.few.together / sequences);
+      slot.start = start;
+      cuda::DecodePlan plan;
+      cuda::plan_decode(shape, std::vector(sequences, slot), 264, plan);
+      EXPECT_LE(plan.units.size(), l.units) << sequences << " from " << start;
+    }
+}
+
 TEST(AttentionLayout, PartsLieOneBehindTheOther) {
   for (const kv::KvFormat format : {kv::KvFormat::kBf16, kv::KvFormat::kInt4}) {
     AttentionLimits limits;

@@ -34,6 +34,13 @@ TEST(DecodeBuckets, EveryStepFitsTheSmallestThatHoldsIt) {
   }
 }
 
+TEST(VerifyBuckets, AreThoseOfDecodingFromEightRowsOn) {
+  EXPECT_THAT(verify_buckets(0), ElementsAre());
+  EXPECT_THAT(verify_buckets(3), ElementsAre(8));
+  EXPECT_THAT(verify_buckets(16), ElementsAre(8, 16));
+  EXPECT_THAT(verify_buckets(20), ElementsAre(8, 16, 20));
+}
+
 TEST(StepLayout, PartsFollowEachOtherAlignedAndTheTablesComeLast) {
   const StepCounts counts{.rows = 5, .sequences = 3, .outputs = 2, .blocks = 7};
   const StepLayout layout(counts);
@@ -65,7 +72,27 @@ TEST(SlotOrder, PutsSequencesOfOneRowFirstAndKeepsTheirOrder) {
   view.sequences = sequences;
   const SlotOrder order(view);
   EXPECT_EQ(order.decoding, 3u);
+  EXPECT_FALSE(order.several);
   EXPECT_THAT(order.sequence, ElementsAre(1, 3, 4, 0, 2));
+}
+
+TEST(SlotOrder, PutsSequencesOfFewRowsFirstWhileThereIsRoomForThem) {
+  StepView view;
+  std::vector<SequenceView> sequences(5);
+  const uint32_t rows[] = {40, 1, 8, 3, 17};
+  for (size_t i = 0; i < sequences.size(); ++i) sequences[i].rows = rows[i];
+  view.sequences = sequences;
+  const SlotOrder few(view, {.each = 16, .together = 12});
+  EXPECT_EQ(few.decoding, 3u);
+  EXPECT_TRUE(few.several);
+  EXPECT_THAT(few.sequence, ElementsAre(1, 2, 3, 0, 4));
+  const SlotOrder less(view, {.each = 7, .together = 12});
+  EXPECT_THAT(less.sequence, ElementsAre(1, 3, 0, 2, 4));
+  EXPECT_TRUE(less.several);
+  const SlotOrder full(view, {.each = 16, .together = 11});
+  EXPECT_EQ(full.decoding, 1u);
+  EXPECT_FALSE(full.several);
+  EXPECT_THAT(full.sequence, ElementsAre(1, 0, 2, 3, 4));
 }
 
 }  // namespace

@@ -25,6 +25,20 @@ DecodePlan planned(const DecodeShape& shape, const std::vector<SequenceSlot>& sl
   return plan;
 }
 
+DecodeLimits limits_for(const DecodeShape& shape, const std::vector<SequenceSlot>& slots,
+                        uint32_t blocks, uint32_t max_context) {
+  DecodeSteps steps;
+  steps.sequences = static_cast<uint32_t>(slots.size());
+  steps.rows = 0;
+  for (const SequenceSlot& s : slots) {
+    steps.sequence_rows = std::max(steps.sequence_rows, s.rows);
+    steps.rows += s.rows;
+  }
+  steps.blocks = blocks;
+  steps.max_context = max_context;
+  return decode_limits(shape, steps);
+}
+
 // What a unit reads, without where its results go.
 auto work(const DecodeUnit& u) {
   return std::tuple(u.kv_head, u.first_column, u.first_page, u.pages, u.split, u.splits, u.exact);
@@ -84,8 +98,7 @@ TEST(DecodePlan, CoversEveryPageOfEveryColumnOnce) {
               for (const uint32_t column : {0U, 8U})
                 expect_covered(shape, plan, slots[s], s, head, column);
           EXPECT_TRUE(std::ranges::none_of(plan.units, [](const auto& u) { return u.slot == 3; }));
-          const DecodeLimits limits =
-              decode_limits(shape, static_cast<uint32_t>(slots.size()), blocks, 70001);
+          const DecodeLimits limits = limits_for(shape, slots, blocks, 70001);
           EXPECT_LE(plan.units.size(), limits.units);
         }
 }
@@ -94,8 +107,7 @@ TEST(DecodePlan, GivesEverySplitItsOwnResultAndColumnsTheirOwnCounter) {
   const DecodeShape shape{28, 4, 128, 0, kv::KvFormat::kBf16};
   for (const auto& slots : {kFew, many()}) {
     const DecodePlan plan = planned(shape, slots, 132);
-    const DecodeLimits limits =
-        decode_limits(shape, static_cast<uint32_t>(slots.size()), 132, 70001);
+    const DecodeLimits limits = limits_for(shape, slots, 132, 70001);
     std::map<uint32_t, int> partials;
     std::map<uint32_t, std::tuple<uint32_t, uint16_t, uint16_t>> counters;
     for (const DecodeUnit& u : plan.units) {
@@ -157,7 +169,8 @@ TEST(DecodePlan, OneSequenceSpreadsOverTheBlocks) {
       uint32_t busy = 0;
       for (uint32_t b = 0; b < 132; ++b) busy += plan.ranges[b + 1] > plan.ranges[b] ? 1 : 0;
       EXPECT_GE(busy, kv_heads == 1 ? 16u : 60u) << kv_heads << " " << context;
-      EXPECT_LE(plan.units.size(), decode_limits(shape, 1, 132, context).units) << context;
+      EXPECT_LE(plan.units.size(), limits_for(shape, {slot(context - 1)}, 132, context).units)
+          << context;
     }
 }
 
@@ -203,12 +216,101 @@ TEST(DecodePlan, FewSequencesLeaveRoomForTheirNeighbours) {
   EXPECT_EQ(decode_blocks(8, 132), 264u);
 }
 
+// ---- several rows of a sequence ----
+
+// What each column of a slot's rows reads, by (row, head of all): pages as stored, and the page
+// read exactly (or none).
+struct Column {
+  uint32_t from = UINT32_MAX;
+  uint32_t end = 0;
+  uint32_t pages = 0;
+  uint32_t exact = UINT32_MAX;
+};
+std::map<std::pair<uint32_t, uint32_t>, Column> columns_of(const DecodeShape& shape,
+                                                           const DecodePlan& plan, uint32_t slot) {
+  std::map<std::pair<uint32_t, uint32_t>, Column> out;
+  for (const DecodeUnit& u : plan.units) {
+    if (u.slot != slot) continue;
+    const uint32_t end = std::min(u.rows * shape.group(), u.first_column + kDecodeColumns);
+    for (uint32_t c = u.first_column; c < end; ++c) {
+      Column& column =
+          out[{u.row + c / shape.group(), u.kv_head * shape.group() + c % shape.group()}];
+      if (u.pages > 0) column.from = std::min(column.from, u.first_page);
+      column.end = std::max(column.end, u.first_page + u.pages);
+      column.pages += u.pages;
+      if (u.exact != 0) column.exact = u.start / 16;
+    }
+  }
+  return out;
+}
+
+TEST(DecodePlan, RowsReadEveryPageThatTheySee) {
+  std::vector<SequenceSlot> slots = {slot(0, 16),   slot(13, 8),  slot(4093, 5), slot(0, 0),
+                                     slot(300, 16), slot(255, 2), slot(31, 1)};
+  uint32_t first = 0;
+  for (SequenceSlot& s : slots) {
+    s.first_row = first;
+    first += s.rows;
+  }
+  for (const uint32_t more : {0U, 14U}) {  // few sequences and many
+    for (uint32_t i = 0; i < more; ++i) slots.push_back(slot(37 * i, 1 + i % 16));
+    for (const kv::KvFormat format : {kv::KvFormat::kBf16, kv::KvFormat::kInt4})
+      for (const uint32_t window : {0U, 20U, 300U})
+        for (const uint32_t group : {1U, 7U, 12U}) {
+          const DecodeShape shape{2 * group, 2, 128, window, format};
+          const DecodePlan plan = planned(shape, slots, 264);
+          EXPECT_LE(plan.units.size(), limits_for(shape, slots, 264, 4100).units);
+          for (uint32_t s = 0; s < 7; ++s) {
+            const auto columns = columns_of(shape, plan, s);
+            EXPECT_EQ(columns.size(), size_t{slots[s].rows} * shape.heads);
+            for (const auto& [key, column] : columns) {
+              const uint32_t position = slots[s].start + key.first - slots[s].first_row;
+              const uint32_t own = position / 16;
+              const uint32_t from = window == 0 || position < window ? 0 : position + 1 - window;
+              const bool exact = format == kv::KvFormat::kInt4;
+              EXPECT_EQ(column.exact, exact ? own : UINT32_MAX);
+              const uint32_t end = own + (exact ? 0 : 1);
+              if (from / 16 >= end) continue;
+              EXPECT_LE(column.from, from / 16) << position;
+              EXPECT_GE(column.end, end) << position;
+              EXPECT_EQ(column.pages, column.end - column.from) << position;
+              // Not much more, either: a page's width of rows at most.
+              EXPECT_LE(column.end, end + 1);
+              if (exact) {
+                EXPECT_EQ(column.end, end);
+              }
+            }
+          }
+        }
+  }
+}
+
+// Splits fall where they fall for one row, so that nothing is added up in another order.
+TEST(DecodePlan, RowsAreCutWhereOneRowIs) {
+  const DecodeShape shape{28, 4, 128, 0, kv::KvFormat::kBf16};
+  for (const uint32_t start : {100U, 250U, 2040U, 3000U, 8000U}) {
+    const DecodePlan rows = planned(shape, {slot(start, 8)}, 132);
+    const DecodePlan last = planned(shape, {slot(start + 7)}, 132);
+    for (const DecodeUnit& u : rows.units) {
+      const auto same = std::ranges::find_if(last.units, [&](const DecodeUnit& v) {
+        return v.kv_head == u.kv_head && v.split == u.split;
+      });
+      ASSERT_NE(same, last.units.end());
+      EXPECT_EQ(u.first_page, same->first_page);
+      if (u.split + 1 < u.splits) {
+        EXPECT_EQ(u.pages, same->pages);
+      }
+    }
+  }
+}
+
 // A step that grew past its limits would not fit the memory planned for it.
 TEST(DecodePlan, LimitsHoldForEveryStep) {
   for (const uint32_t kv_heads : {1U, 4U, 8U})
     for (const uint32_t most : {100U, 1536U, 4096U, 32768U}) {
       const DecodeShape shape{32, kv_heads, 128, 300, kv::KvFormat::kBf16};
-      const DecodeLimits limits = decode_limits(shape, 20, 264, most);
+      const DecodeLimits limits =
+          decode_limits(shape, {.sequences = 20, .rows = 20, .blocks = 264, .max_context = most});
       for (const uint32_t sequences : {1U, 4U, 16U, 17U, 20U})
         for (uint32_t context = 1; context <= most; context = context * 3 / 2 + 1)
           for (const uint32_t window : {0U, 300U}) {

@@ -87,8 +87,10 @@ Result<double> attention_seconds(BenchCard& card, const Scene& s) {
       cuda::decode_blocks(s.step.sequences, static_cast<uint32_t>(card.info().multiprocessors));
   cuda::DecodePlan plan;
   cuda::plan_decode(shape, s.slots, blocks, plan);
-  const cuda::DecodeLimits limits =
-      cuda::decode_limits(shape, s.step.sequences, blocks, s.step.max_context);
+  const cuda::DecodeLimits limits = cuda::decode_limits(shape, {.sequences = s.step.sequences,
+                                                                .rows = s.step.sequences,
+                                                                .blocks = blocks,
+                                                                .max_context = s.step.max_context});
   TANDEM_ASSIGN(const auto units, card.upload(plan.units));
   TANDEM_ASSIGN(const auto ranges, card.upload(plan.ranges));
   TANDEM_ASSIGN(const auto partials,

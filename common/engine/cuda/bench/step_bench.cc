@@ -85,6 +85,8 @@ class StepBench {
   [[nodiscard]] Status load(const StepBenchOptions& options, const model::Checkpoint& checkpoint);
   // Seconds of one step in which `batch` sequences of `context` tokens decode.
   [[nodiscard]] Result<double> decode(uint32_t batch, uint32_t context);
+  // Of one in which a sequence of `context` tokens has `rows` more, each sampled.
+  [[nodiscard]] Result<double> verify(uint32_t rows, uint32_t context);
   [[nodiscard]] Result<double> prefill(uint32_t rows);
 
   // What a decode step must read.
@@ -109,6 +111,7 @@ class StepBench {
   [[nodiscard]] const engine::StepProfile& profile() const { return profile_; }
 
  private:
+  [[nodiscard]] Status fill(uint32_t sequence, uint32_t context);
   [[nodiscard]] engine::SequenceInput input(uint32_t sequence, uint32_t start,
                                             uint32_t rows) const {
     engine::SequenceInput in;
@@ -149,6 +152,8 @@ Status StepBench::load(const StepBenchOptions& options, const model::Checkpoint&
   cuda.max_rows = std::max(longest, 512u);
   cuda.max_context = most;
   cuda.max_sequences = sequences;
+  for (const uint32_t rows : options.verified)
+    cuda.max_verify_rows = std::max(cuda.max_verify_rows, rows);
   cuda.quantization = options.quantization;
   if (options.profile) cuda.profile = &profile_;
   TANDEM_ASSIGN(ops_, engine::create_cuda_ops(cuda, config));
@@ -178,12 +183,17 @@ Status StepBench::load(const StepBenchOptions& options, const model::Checkpoint&
   return engine_->prepare(pages_, sequences);
 }
 
+Status StepBench::fill(uint32_t sequence, uint32_t context) {
+  for (uint32_t at = 0; at < context; at += engine_->max_rows()) {
+    const engine::SequenceInput in =
+        input(sequence, at, std::min(engine_->max_rows(), context - at));
+    TANDEM_ASSIGN(const auto out, engine_->step({&in, 1}, pages_));
+  }
+  return {};
+}
+
 Result<double> StepBench::decode(uint32_t batch, uint32_t context) {
-  for (uint32_t s = 0; s < batch; ++s)
-    for (uint32_t at = 0; at < context; at += engine_->max_rows()) {
-      const engine::SequenceInput in = input(s, at, std::min(engine_->max_rows(), context - at));
-      TANDEM_ASSIGN(const auto out, engine_->step({&in, 1}, pages_));
-    }
+  for (uint32_t s = 0; s < batch; ++s) TANDEM_TRY(fill(s, context));
   std::vector<double> times;
   for (uint32_t i = 0; i < kWarmSteps + kTimedSteps; ++i) {
     std::vector<engine::SequenceInput> inputs;
@@ -193,6 +203,20 @@ Result<double> StepBench::decode(uint32_t batch, uint32_t context) {
     TANDEM_ASSIGN(const auto out, engine_->step(inputs, pages_));
     if (i >= kWarmSteps) times.push_back(seconds_between(begin, clock_.now()));
     for (uint32_t s = 0; s < batch; ++s) tokens_[s][context + i + 1] = out[s].token->id;
+  }
+  return median(times);
+}
+
+Result<double> StepBench::verify(uint32_t rows, uint32_t context) {
+  TANDEM_TRY(fill(0, context));
+  engine::SequenceInput in = input(0, context, rows);
+  in.output = engine::StepOutput::kSampleRows;
+  std::vector<double> times;
+  for (uint32_t i = 0; i < kWarmSteps + kTimedSteps; ++i) {
+    if (i == kWarmSteps) profile_.clear();
+    const TimePoint begin = clock_.now();
+    TANDEM_ASSIGN(const auto out, engine_->step({&in, 1}, pages_));
+    if (i >= kWarmSteps) times.push_back(seconds_between(begin, clock_.now()));
   }
   return median(times);
 }
@@ -222,6 +246,22 @@ DeviceRow decode_row(const StepBench& bench, const Ceilings& ceilings, const std
   row.ratio = row.rate / row.ceiling;
   row.target = batch == 1 && context == 1024 && kind == "bf16" ? 0.75 : 0;
   row.note = std::to_string(static_cast<int>(batch / seconds)) + " tokens/s";
+  return row;
+}
+
+DeviceRow verify_row(const std::string& kind, uint32_t rows, uint32_t context, double seconds,
+                     double one) {
+  DeviceRow row;
+  row.what = "verify step " + kind;
+  row.shape = std::to_string(rows) + " rows, batch 1 at " + std::to_string(context);
+  row.seconds = seconds;
+  row.rate = rows / seconds;
+  row.unit = "rows/s";
+  row.ceiling = rows / one;
+  row.against = "steps of 1 row";
+  row.ratio = seconds / one;
+  row.at_most = true;
+  row.target = rows == 8 && context == 1024 && kind == "bf16" ? 1.25 : 0;
   return row;
 }
 
@@ -261,6 +301,10 @@ Status profile_steps(const StepBenchOptions& options, StepBench& bench, const Ce
     TANDEM_ASSIGN([[maybe_unused]] const double s, bench.decode(batch, options.context));
     report_profile(bench, ceilings, "decode " + std::to_string(batch), sink);
   }
+  for (const uint32_t rows : options.verified) {
+    TANDEM_ASSIGN([[maybe_unused]] const double s, bench.verify(rows, options.context));
+    report_profile(bench, ceilings, "verify " + std::to_string(rows), sink);
+  }
   for (const uint32_t rows : options.prompts) {
     TANDEM_ASSIGN([[maybe_unused]] const double s, bench.prefill(rows));
     report_profile(bench, ceilings, "prefill " + std::to_string(rows), sink);
@@ -270,13 +314,27 @@ Status profile_steps(const StepBenchOptions& options, StepBench& bench, const Ce
 
 Status decode_rows(const StepBenchOptions& options, StepBench& bench, const Ceilings& ceilings,
                    const std::string& kind, const RowSink& sink) {
+  double one = 0;  // of the last step of one sequence
   const auto add = [&](uint32_t batch, uint32_t context) -> Status {
     TANDEM_ASSIGN(const double s, bench.decode(batch, context));
+    if (batch == 1) one = s;
     sink(decode_row(bench, ceilings, kind, batch, context, s));
     return {};
   };
-  for (const uint32_t batch : options.batches) TANDEM_TRY(add(batch, options.context));
-  return options.long_context == 0 ? Status{} : add(1, options.long_context);
+  const auto verify = [&](uint32_t context) -> Status {
+    for (const uint32_t rows : options.verified) {
+      TANDEM_ASSIGN(const double s, bench.verify(rows, context));
+      sink(verify_row(kind, rows, context, s, one));
+    }
+    return {};
+  };
+  for (const uint32_t batch : options.batches) {
+    TANDEM_TRY(add(batch, options.context));
+    if (batch == 1) TANDEM_TRY(verify(options.context));
+  }
+  if (options.long_context == 0) return {};
+  TANDEM_TRY(add(1, options.long_context));
+  return verify(options.long_context);
 }
 
 }  // namespace

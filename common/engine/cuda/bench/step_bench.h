@@ -19,6 +19,8 @@ struct StepBenchOptions {
   uint32_t context = 1024;  // tokens of each decoding sequence
   // Of one sequence that decodes alone, besides; 0: none.
   uint32_t long_context = 8192;
+  // New tokens that one sequence has in a step, to be verified; beside one.
+  std::vector<uint32_t> verified = {4, 8, 16};
   std::vector<uint32_t> prompts = {512, 2048, 8192};
   kv::KvFormat format = kv::KvFormat::kBf16;
   engine::Quantization quantization = engine::Quantization::kNone;
