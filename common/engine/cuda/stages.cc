@@ -1,19 +1,16 @@
 #include "common/engine/cuda/stages.h"
 
-#include <nvtx3/nvToolsExt.h>
-
 #include <utility>
 
 namespace tandem::engine {
 
-Stages::Scope::Scope(Stages& stages, const char* name, double bytes) : stages_(stages) {
-  (void)nvtxRangePushA(name);
+Stages::Scope::Scope(Stages& stages, const char* name, double bytes)
+    : range_(name), stages_(stages) {
   if (stages_.profiling()) stages_.begin(name, bytes);
 }
 
 Stages::Scope::~Scope() {
   if (stages_.profiling()) stages_.end();
-  (void)nvtxRangePop();
 }
 
 void Stages::begin(const char* name, double bytes) {

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "common/base/result.h"
+#include "common/cuda/range.h"
 #include "common/cuda/stream.h"
 #include "common/engine/cuda/step_profile.h"
 
@@ -24,6 +25,7 @@ class Stages {
     Scope& operator=(const Scope&) = delete;
 
    private:
+    const cuda::Range range_;
     Stages& stages_;
   };
 

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "common/cuda/range.h"
 #include "kernels/cuda/page_copy.h"
 
 namespace tandem::transport {
@@ -113,6 +114,7 @@ bool DeviceCopier::flush_batch() {
 
 // What the engine does not copy is copied first, beside it; the lane then waits for the engine.
 Status DeviceCopier::start(std::vector<Waiting>& work, size_t bytes, Batch& batch) {
+  const cuda::Range range("KV copy");
   const cuda::Stream& lane = lanes_[next_lane_++ % lanes_.size()];
   Engine& engine = engines_[next_engine_ % engines_.size()];
   TANDEM_TRY(copy_long_runs(work, bytes, engine));
