@@ -325,7 +325,7 @@ void describe(SchemaVisitor& v, NodeSettings& c) {
            c.gpu_memory_utilization, {0, 1});
   v.choice({.key = "quantization",
             .doc = "How a Hopper card keeps the model's projections. `fp8`: 8 bits and a scale for "
-                   "each output channel; steps of more than 16 rows quantize their inputs as well, "
+                   "each output channel; steps of more than 48 rows quantize their inputs as well, "
                    "row by row. Half the memory, faster, slightly other answers. `none`: as "
                    "model.dtype says.",
             .example = "fp8"},

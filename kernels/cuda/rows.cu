@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/linear_small_norm.cuh"
 #include "kernels/cuda/rows.cuh"
 
 namespace tandem::cuda {
@@ -44,6 +45,43 @@ __global__ void __launch_bounds__(kThreads)
   }
   for (int64_t i = first; i < min(first + 8, hidden); ++i)
     to[i] = real ? __bfloat162float(from[i]) : 0.0F;
+}
+
+// Rows of up to kHeldInputs, a multiple of four, wait in registers until their sum is known.
+__global__ void __launch_bounds__(kNormThreads) rms_norm_held_kernel(RmsNorm task) {
+  __shared__ float sums[kNormThreads / 32];
+  allow_next();
+  const auto t = static_cast<int>(threadIdx.x);
+  const auto n = static_cast<int>(task.hidden);
+  const HeldRow norm = hold_row(task.norm, n, t);
+  wait_for_previous();
+  const int64_t row = task.index != nullptr ? int64_t{task.index[blockIdx.x]} : int64_t{blockIdx.x};
+  const HeldRow held = hold_row(task.x + row * n, n, t);
+  float sum = 0;
+#pragma unroll
+  for (const float4& v : held.v) sum = add_squares(sum, v);
+  sum = warp_sum(sum);
+  if (t % 32 == 0) sums[t / 32] = sum;
+  auto* out = reinterpret_cast<__nv_bfloat16*>(task.out) + int64_t{blockIdx.x} * n;
+  const auto store = [&](float factor) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int at = (t + i * kNormThreads) * 4;
+      const float4& v = held.v[i];
+      const float4& w = norm.v[i];
+      if (at < n)
+        *reinterpret_cast<uint2*>(out + at) = {
+            pack_pair(normed(v.x, factor, w.x), normed(v.y, factor, w.y)),
+            pack_pair(normed(v.z, factor, w.z), normed(v.w, factor, w.w))};
+    }
+  };
+  if (task.factors != nullptr) store(1.0F);
+  __syncthreads();
+  const float factor = norm_factor(sums, n, task.eps);
+  if (task.factors == nullptr)
+    store(factor);
+  else if (t == 0)
+    task.factors[blockIdx.x] = factor;
 }
 
 __global__ void __launch_bounds__(kNormThreads) rms_norm_kernel(RmsNorm task) {
@@ -134,7 +172,9 @@ cudaError_t embed(const DeviceStep& step, const Bf16* table, int64_t hidden, flo
 
 cudaError_t rms_norm(const RmsNorm& task, cudaStream_t stream) {
   if (task.rows == 0 || task.hidden == 0) return cudaSuccess;
-  return launch_chained(rms_norm_kernel, dim3(task.rows), dim3(kNormThreads), 0, stream, task);
+  const bool held = task.hidden % 4 == 0 && task.hidden <= kHeldInputs;
+  return launch_chained(held ? rms_norm_held_kernel : rms_norm_kernel, dim3(task.rows),
+                        dim3(kNormThreads), 0, stream, task);
 }
 
 cudaError_t silu_mul(uint32_t rows, int64_t intermediate, const Bf16* gate_up, Bf16* out,

@@ -62,6 +62,8 @@ struct Wgmma;
 // PTX names every register of a sum by itself: the lists, for sums of 16, 32, ... floats, and the
 // operands d[i], d[i + 1], ... that go with them.
 // clang-format off
+#define TANDEM_SUMS_4 "%0, %1, %2, %3"
+#define TANDEM_SUMS_8 TANDEM_SUMS_4 ", %4, %5, %6, %7"
 #define TANDEM_SUMS_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define TANDEM_SUMS_32 TANDEM_SUMS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define TANDEM_SUMS_48 TANDEM_SUMS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
@@ -71,6 +73,7 @@ struct Wgmma;
 #define TANDEM_SUMS_112 TANDEM_SUMS_96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
 #define TANDEM_SUMS_128 TANDEM_SUMS_112 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define TANDEM_D_4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
+#define TANDEM_D_8(i) TANDEM_D_4(i), TANDEM_D_4((i) + 4)
 #define TANDEM_D_16(i) TANDEM_D_4(i), TANDEM_D_4((i) + 4), TANDEM_D_4((i) + 8), TANDEM_D_4((i) + 12)
 #define TANDEM_D_32(i) TANDEM_D_16(i), TANDEM_D_16((i) + 16)
 #define TANDEM_D_64(i) TANDEM_D_32(i), TANDEM_D_32((i) + 32)
@@ -148,6 +151,43 @@ struct Wgmma<256> {
   }
 };
 
+// Few columns; B[N, 16] K-major in shared memory, A there too (`ss`) or in registers (`rs`); always
+// add. A0 .. and B name the operands that follow the sums.
+template <int N>
+struct WgmmaNarrow;
+
+// clang-format off
+#define TANDEM_NARROW(N, SUMS, D, A0, A1, A2, A3, B)                                                    \
+  template <>                                                                                           \
+  struct WgmmaNarrow<N> {                                                                               \
+    static __device__ __forceinline__ void ss(float (&d)[N / 2], uint64_t a, uint64_t b) {              \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"                                           \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" SUMS "}, " A0 ", " A1   \
+                   ", p, 1, 1, 0, 0;\n}\n"                                                              \
+                   : D : "l"(a), "l"(b));                                                               \
+    }                                                                                                   \
+    static __device__ __forceinline__ void rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b) {  \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"                                           \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" SUMS "}, {" A0 ", " A1  \
+                   ", " A2 ", " A3 "}, " B ", p, 1, 1, 0;\n}\n"                                         \
+                   : D : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                           \
+    }                                                                                                   \
+  };
+#define TANDEM_D_ALL_12 TANDEM_D_8(0), TANDEM_D_4(8)
+#define TANDEM_D_ALL_24 TANDEM_D_16(0), TANDEM_D_8(16)
+TANDEM_NARROW(8, TANDEM_SUMS_4, TANDEM_D_4(0), "%4", "%5", "%6", "%7", "%8")
+TANDEM_NARROW(16, TANDEM_SUMS_8, TANDEM_D_8(0), "%8", "%9", "%10", "%11", "%12")
+TANDEM_NARROW(24, TANDEM_SUMS_8 ", %8, %9, %10, %11", TANDEM_D_ALL_12, "%12", "%13", "%14", "%15", "%16")
+TANDEM_NARROW(32, TANDEM_SUMS_16, TANDEM_D_16(0), "%16", "%17", "%18", "%19", "%20")
+TANDEM_NARROW(48, TANDEM_SUMS_16 ", %16, %17, %18, %19, %20, %21, %22, %23", TANDEM_D_ALL_24, "%24", "%25", "%26", "%27", "%28")
+TANDEM_NARROW(64, TANDEM_SUMS_32, TANDEM_D_32(0), "%32", "%33", "%34", "%35", "%36")
+#undef TANDEM_NARROW
+#undef TANDEM_D_ALL_12
+#undef TANDEM_D_ALL_24
+// clang-format on
+
+#undef TANDEM_SUMS_4
+#undef TANDEM_SUMS_8
 #undef TANDEM_SUMS_16
 #undef TANDEM_SUMS_32
 #undef TANDEM_SUMS_48
@@ -157,6 +197,7 @@ struct Wgmma<256> {
 #undef TANDEM_SUMS_112
 #undef TANDEM_SUMS_128
 #undef TANDEM_D_4
+#undef TANDEM_D_8
 #undef TANDEM_D_16
 #undef TANDEM_D_32
 #undef TANDEM_D_64

@@ -193,7 +193,7 @@ TEST_F(LinearFp8Test, GatedRowsAreThoseOfTheGate) {
 }
 
 constexpr uint32_t kMost = 160;
-constexpr uint32_t kFew = cuda::kSmallRows;
+constexpr uint32_t kFew = own_rows(true).batch;
 
 struct Sizes {
   size_t hidden, inner, qkv;
@@ -218,7 +218,7 @@ struct Block {
     std::vector<double> chain;  // x + down of that
     std::vector<double> sum;    // x + down of `mid` given
   };
-  // Steps of more than 16 rows. What the norm rounds to bf16 is what is quantized.
+  // Steps of more than kFew rows. What the norm rounds to bf16 is what is quantized.
   Results quantized() const {
     const Quantized in(rounded_to_bf16(normed), s.hidden);
     Results r;
@@ -228,7 +228,7 @@ struct Block {
     r.sum = added(Quantized(as_floats(mid), s.inner).values, kMost);
     return r;
   }
-  // Up to 16 rows: the same weights, rows in bf16.
+  // Up to kFew rows: the same weights, rows in bf16.
   Results in_bf16() const {
     const std::vector<float> given = as_floats(mid);
     Results r;
@@ -278,7 +278,7 @@ TEST_F(LinearFp8Test, AgreesWithDoublePrecisionAtAnyNumberOfRows) {
     LinearRunner::Limits limits{kMost, static_cast<int64_t>(s.hidden),
                                 static_cast<int64_t>(2 * s.inner), longest};
     const auto linear = runner(limits);
-    for (const uint32_t rows : {1U, 7U, 16U, 17U, 33U, 130U, kMost}) {
+    for (const uint32_t rows : {1U, 8U, 9U, 16U, 33U, kFew, kFew + 1, 130U, kMost}) {
       SCOPED_TRACE(std::to_string(s.hidden) + " rows " + std::to_string(rows));
       const bool is_few = rows <= kFew;
       const Block::Results& want = is_few ? few : many;

@@ -5,7 +5,8 @@
 #include <string_view>
 
 // `tandem bench step` for machines that have a card but not the libraries that `tandem` needs.
-// Usage: gpu_step_bench [LAYERS [KV_FORMAT [profile] [fp8]]]
+// Usage: gpu_step_bench [LAYERS [KV_FORMAT [profile] [fp8] [batches=N,N,...]]]
+// With batches, only those decode, and one short prompt.
 int main(int argc, char** argv) {
   tandem::bench::StepBenchOptions options;
   if (argc > 1) options.layers = static_cast<uint32_t>(std::strtoul(argv[1], nullptr, 10));
@@ -21,6 +22,20 @@ int main(int argc, char** argv) {
     const std::string_view word = argv[i];
     if (word == "profile") options.profile = true;
     if (word == "fp8") options.quantization = tandem::engine::Quantization::kFp8;
+    if (!word.starts_with("batches=")) continue;
+    options.batches.clear();
+    options.long_context = 0;
+    options.prompts = {512};
+    for (const char* at = argv[i] + word.find('='); *at != '\0';) {
+      char* end = nullptr;
+      const unsigned long batch = std::strtoul(at + 1, &end, 10);
+      if (batch == 0 || (*end != ',' && *end != '\0')) {
+        std::fprintf(stderr, "gpu_step_bench: %s: wants numbers, such as batches=8,32\n", argv[i]);
+        return 2;
+      }
+      options.batches.push_back(static_cast<uint32_t>(batch));
+      at = end;
+    }
   }
   const auto sink = [](const tandem::bench::DeviceRow& row) {
     std::printf("%-24s %-18s %9.3f ms", row.what.c_str(), row.shape.c_str(), row.seconds * 1e3);

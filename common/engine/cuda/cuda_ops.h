@@ -20,7 +20,7 @@ class StepProfile;
 // How projections are kept, where that is not as the model's type says.
 enum class Quantization : uint8_t {
   kNone,
-  // float8 e4m3 with a scale for each output channel; activations of more than 16 rows quantized
+  // float8 e4m3 with a scale for each output channel; activations of more than 48 rows quantized
   // row by row; embeddings and head stay bf16.
   kFp8,
 };

@@ -4,6 +4,7 @@
 
 #include "common/cuda/cuda_status.h"
 #include "kernels/cuda/fp8_rows.h"
+#include "kernels/cuda/linear_batch.h"
 #include "kernels/cuda/linear_fp8.h"
 #include "kernels/cuda/rows.h"
 
@@ -20,6 +21,8 @@ constexpr uint32_t kPartRows = 16;
 
 constexpr size_t kFactorBytes = 256;
 static_assert(kGateUpRows % kPartRows == 0);
+static_assert(own_rows(false).batch <= cuda::kBatchRows &&
+              own_rows(true).batch <= cuda::kBatchRows);
 static_assert(kFactorBytes >= cuda::kSmallRows * sizeof(float));
 
 size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -45,8 +48,16 @@ size_t fp8_scale_bytes(const LinearRunner::Limits& limits) {
   return limits.max_fp8_in == 0 ? 0 : aligned(row_capacity(limits) * sizeof(float));
 }
 
+bool is_batch(uint32_t rows, const LinearRef& weight) {
+  const bool fp8 = weight.fp8 != nullptr;
+  const OwnRows own = own_rows(fp8);
+  return rows > own.small && rows <= own.batch && weight.in % (fp8 ? 16 : 8) == 0;
+}
+
 // Whether own kernels take it.
-bool is_small(uint32_t rows) { return rows <= cuda::kSmallRows; }
+bool is_own(uint32_t rows, const LinearRef& weight) {
+  return rows <= cuda::kSmallRows || is_batch(rows, weight);
+}
 
 cuda::SmallEpilogue small_epilogue(WideOutput output) {
   switch (output) {
@@ -110,6 +121,7 @@ LinearRunner::LinearRunner(Deps deps, WideLinear wide)
 
 Result<LinearRunner> LinearRunner::create(Deps deps) {
   TANDEM_CUDA_TRY(cuda::prepare_small_linear());
+  TANDEM_CUDA_TRY(cuda::prepare_batch_linear());
   if (deps.limits.max_fp8_in > 0) TANDEM_CUDA_TRY(cuda::prepare_fp8_rows());
   TANDEM_ASSIGN(WideLinear wide,
                 WideLinear::create({deps.lt, deps.scratch, WideLinear::kWorkspaceBytes, deps.gpu,
@@ -155,12 +167,20 @@ Status LinearRunner::prepare(const Shapes& shapes, const Scratch& scratch,
   return wide_.save();
 }
 
-Status LinearRunner::small(const cuda::SmallLinear& task, cudaStream_t stream) const {
-  cuda::SmallDevice device;
-  device.multiprocessors = deps_.multiprocessors;
+Status LinearRunner::own(const cuda::SmallLinear& task, cudaStream_t stream) const {
   cuda::SmallLinear with_scratch = task;
   with_scratch.scratch = normed_;
   with_scratch.scratch_factors = factors_;
+  const LinearRef weight{task.weight, task.bias, task.in, task.out, task.fp8, task.scales};
+  if (is_batch(task.rows, weight)) {
+    cuda::BatchDevice device;
+    device.multiprocessors = deps_.multiprocessors;
+    TANDEM_CUDA_TRY(
+        cuda::linear_batch(with_scratch, cuda::plan_batch_linear(with_scratch, device), stream));
+    return {};
+  }
+  cuda::SmallDevice device;
+  device.multiprocessors = deps_.multiprocessors;
   TANDEM_CUDA_TRY(
       cuda::linear_small(with_scratch, cuda::plan_small_linear(with_scratch, device), stream));
   return {};
@@ -213,8 +233,8 @@ Status LinearRunner::project_fp8(const LinearRef& weight, uint32_t rows, Fp8Inpu
 
 Status LinearRunner::norm_linear(uint32_t rows, const NormInput& x, const LinearRef& weight,
                                  Bf16* out, cudaStream_t stream) {
-  if (is_small(rows))
-    return small(small_normed_task(rows, x, weight, cuda::SmallEpilogue::kStore, out), stream);
+  if (is_own(rows, weight))
+    return own(small_normed_task(rows, x, weight, cuda::SmallEpilogue::kStore, out), stream);
   if (weight.fp8 != nullptr) {
     TANDEM_TRY(quantize_normed(rows, x, weight.in, stream));
     return project_fp8(weight, rows, {fp8_rows_, fp8_scales_}, WideOutput::kStore, out, stream);
@@ -225,10 +245,10 @@ Status LinearRunner::norm_linear(uint32_t rows, const NormInput& x, const Linear
 
 Status LinearRunner::linear_add(uint32_t rows, const Bf16* in, const LinearRef& weight, float* x,
                                 cudaStream_t stream) {
-  if (is_small(rows)) {
+  if (is_own(rows, weight)) {
     cuda::SmallLinear task = small_task(rows, weight, cuda::SmallEpilogue::kAdd, x);
     task.x = in;
-    return small(task, stream);
+    return own(task, stream);
   }
   if (weight.bias != nullptr)
     TANDEM_CUDA_TRY(cuda::add_bias(rows, weight.out, weight.bias, x, stream));
@@ -242,10 +262,10 @@ Status LinearRunner::linear_add(uint32_t rows, const Bf16* in, const LinearRef& 
 
 Status LinearRunner::norm_gate_up(uint32_t rows, const NormInput& x, const LinearRef& weight,
                                   Bf16* out, cudaStream_t stream) {
-  const bool fp8 = weight.fp8 != nullptr && !is_small(rows);
+  const bool fp8 = weight.fp8 != nullptr && !is_own(rows, weight);
   gated_ = fp8 ? out : nullptr;
-  if (is_small(rows))
-    return small(small_normed_task(rows, x, weight, cuda::SmallEpilogue::kSiluMul, out), stream);
+  if (is_own(rows, weight))
+    return own(small_normed_task(rows, x, weight, cuda::SmallEpilogue::kSiluMul, out), stream);
   TANDEM_TRY(fp8 ? quantize_normed(rows, x, weight.in, stream)
                  : norm_rows(rows, x, weight.in, stream));
   const int64_t inner = weight.out / 2;
@@ -271,8 +291,8 @@ Status LinearRunner::norm_gate_up(uint32_t rows, const NormInput& x, const Linea
 Status LinearRunner::logits(uint32_t rows, const NormInput& x, const LinearRef& head, float* out,
                             cudaStream_t stream) {
   if (head.fp8 != nullptr) return fail(ErrorCode::kUnsupported, "the head is not kept in FP8");
-  if (is_small(rows))
-    return small(small_normed_task(rows, x, head, cuda::SmallEpilogue::kStoreFloat, out), stream);
+  if (is_own(rows, head))
+    return own(small_normed_task(rows, x, head, cuda::SmallEpilogue::kStoreFloat, out), stream);
   TANDEM_TRY(norm_rows(rows, x, head.in, stream));
   return project(head, rows, normed_, WideOutput::kStoreFloat, out, stream);
 }

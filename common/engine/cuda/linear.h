@@ -40,10 +40,18 @@ struct NormInput {
   float eps = 0;
 };
 
-// The linear layers of Ops: up to 16 rows own kernels that stream the weights, above that cuBLASLt.
-// Above 16 rows FP8 weights want rows in FP8: they are quantized row by row, by the kernel that
-// makes them where there is one. Fewer rows stay bf16. Device thread only; enqueues on the given
-// stream, keeps scratch that consecutive calls share, so all calls must be ordered among
+// The fastest way for a number of rows (H200, Qwen2-7B's and Llama-3-8B's shapes): linear_small()
+// for the fewest, then linear_batch(), then cuBLASLt.
+struct OwnRows {
+  uint32_t small;  // up to so many
+  uint32_t batch;
+};
+[[nodiscard]] constexpr OwnRows own_rows(bool fp8) { return fp8 ? OwnRows{8, 48} : OwnRows{8, 32}; }
+
+// The linear layers of Ops: up to own_rows() kernels that stream the weights, above that cuBLASLt,
+// for which FP8 weights want rows in FP8: they are quantized row by row, by the kernel that makes
+// them where there is one. Fewer rows stay bf16. Device thread only; enqueues on
+// the given stream, keeps scratch that consecutive calls share, so all calls must be ordered among
 // themselves. Nothing allocates or synchronizes after prepare().
 class LinearRunner {
  public:
@@ -90,9 +98,9 @@ class LinearRunner {
   // float x[rows, out] += in @ weight^T + bias
   [[nodiscard]] Status linear_add(uint32_t rows, const Bf16* in, const LinearRef& weight, float* x,
                                   cudaStream_t stream);
-  // bf16 out[rows, out / 2] = silu(gate) * up. Of FP8 weights and more than 16 rows `out` holds FP8
-  // rows afterwards, whose scales stay here: the linear_add of the same `out` and rows that follows
-  // knows them.
+  // bf16 out[rows, out / 2] = silu(gate) * up. Of FP8 weights and more than kFp8BatchRows rows
+  // `out` holds FP8 rows afterwards, whose scales stay here: the linear_add of the same `out` and
+  // rows that follows knows them.
   [[nodiscard]] Status norm_gate_up(uint32_t rows, const NormInput& x, const LinearRef& weight,
                                     Bf16* out, cudaStream_t stream);
   // float out[rows, out]
@@ -101,7 +109,7 @@ class LinearRunner {
 
  private:
   LinearRunner(Deps deps, WideLinear wide);
-  [[nodiscard]] Status small(const cuda::SmallLinear& task, cudaStream_t stream) const;
+  [[nodiscard]] Status own(const cuda::SmallLinear& task, cudaStream_t stream) const;
   [[nodiscard]] Status norm_rows(uint32_t rows, const NormInput& x, int64_t hidden,
                                  cudaStream_t stream) const;
   [[nodiscard]] Status quantize_normed(uint32_t rows, const NormInput& x, int64_t hidden,

@@ -4,8 +4,10 @@
 #include <utility>
 
 #include "common/engine/cuda/bench/bench_linear.h"
+#include "common/engine/cuda/linear.h"
 #include "common/engine/cuda/linear_wide.h"
 #include "kernels/cuda/bench_streams.h"
+#include "kernels/cuda/linear_batch.h"
 #include "kernels/cuda/linear_small.h"
 
 namespace tandem::bench {
@@ -58,19 +60,27 @@ Status measure_product(BenchCard& card, const KernelBenchOptions& options) {
   return {};
 }
 
-// One projection at 1 .. 16 rows through the kernels that stream weights.
+// One projection at 1 .. 48 rows through the kernels that stream weights.
 Status bench_small(BenchCard& card, const Projection& p, const cuda::DeviceBuffer& pool,
                    const RowSink& sink) {
   const size_t weights = static_cast<size_t>(p.in * p.out);
   const uint32_t variants = static_cast<uint32_t>(std::max<size_t>(
       1, std::min<size_t>(card.variants_for(2 * weights), pool.bytes() / (2 * weights))));
-  TANDEM_ASSIGN(const auto x, card.normal_bf16(static_cast<size_t>(16 * p.in), 1));
-  TANDEM_ASSIGN(const auto residual, card.normal_float(static_cast<size_t>(16 * p.in), 1));
+  TANDEM_ASSIGN(const auto x, card.normal_bf16(static_cast<size_t>(cuda::kBatchRows * p.in), 1));
+  TANDEM_ASSIGN(const auto residual,
+                card.normal_float(static_cast<size_t>(cuda::kBatchRows * p.in), 1));
   TANDEM_ASSIGN(const auto norm, card.normal_float(static_cast<size_t>(p.in), 1));
-  TANDEM_ASSIGN(const auto scratch, card.zeros(static_cast<size_t>(16 * p.in) * sizeof(Bf16)));
-  TANDEM_ASSIGN(const auto out, card.zeros(static_cast<size_t>(16 * p.out) * sizeof(float)));
+  TANDEM_ASSIGN(const auto scratch,
+                card.zeros(static_cast<size_t>(cuda::kBatchRows * p.in) * sizeof(Bf16)));
+  TANDEM_ASSIGN(const auto out,
+                card.zeros(static_cast<size_t>(cuda::kBatchRows * p.out) * sizeof(float)));
   TANDEM_CUDA_TRY(cuda::prepare_small_linear());
-  for (const uint32_t rows : {1u, 4u, 8u, 16u}) {
+  TANDEM_CUDA_TRY(cuda::prepare_batch_linear());
+  cuda::SmallDevice small;
+  small.multiprocessors = static_cast<uint32_t>(card.info().multiprocessors);
+  cuda::BatchDevice batch;
+  batch.multiprocessors = small.multiprocessors;
+  for (const uint32_t rows : {1u, 4u, 8u, 16u, 32u, 48u}) {
     cuda::SmallLinear task;
     task.in = p.in;
     task.out = p.out;
@@ -85,17 +95,19 @@ Status bench_small(BenchCard& card, const Projection& p, const cuda::DeviceBuffe
     }
     task.epilogue = p.epilogue;
     task.result = out.data();
-    cuda::SmallDevice device;
-    device.multiprocessors = static_cast<uint32_t>(card.info().multiprocessors);
-    const cuda::SmallPlan plan = cuda::plan_small_linear(task, device);
-    TANDEM_ASSIGN(const double s,
-                  card.seconds(
-                      [&](uint32_t v) -> Status {
-                        task.weight = pool.as<Bf16>() + v * weights;
-                        TANDEM_CUDA_TRY(cuda::linear_small(task, plan, card.stream().get()));
-                        return {};
-                      },
-                      variants));
+    const bool few = rows <= engine::own_rows(false).small;
+    TANDEM_ASSIGN(
+        const double s,
+        card.seconds(
+            [&](uint32_t v) -> Status {
+              task.weight = pool.as<Bf16>() + v * weights;
+              const cudaStream_t stream = card.stream().get();
+              TANDEM_CUDA_TRY(
+                  few ? cuda::linear_small(task, cuda::plan_small_linear(task, small), stream)
+                      : cuda::linear_batch(task, cuda::plan_batch_linear(task, batch), stream));
+              return {};
+            },
+            variants));
     const double bytes = 2.0 * static_cast<double>(weights);
     sink(bytes_row(card, "linear bf16", shape_of(p, rows), s, bytes, 0));
   }
@@ -117,7 +129,7 @@ Status bench_large(BenchCard& card, const Projection& p, const cuda::DeviceBuffe
                                                         : engine::WideOutput::kStore;
   task.result = out.data();
   TANDEM_TRY(wide.prepare({&task, 1}, kMost, card.stream()));
-  for (const uint32_t rows : {32u, 128u, 512u, kMost}) {
+  for (const uint32_t rows : {64u, 128u, 512u, kMost}) {
     task.rows = rows;
     TANDEM_ASSIGN(const double s,
                   card.seconds([&](uint32_t) { return wide.run(task, card.stream().get()); }, 1));

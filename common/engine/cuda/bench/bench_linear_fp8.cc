@@ -243,7 +243,7 @@ Status bench_layer(BenchCard& card, const LinearLibrary& library, const cuda::De
     for (const uint32_t rows : {512u, 2048u, Layer::kMost})
       TANDEM_TRY(measure(shape_of(p, rows), i, 1, rows, weights));
   }
-  for (const uint32_t rows : {1u, 8u, 16u, 32u, 128u, 512u, 2048u, Layer::kMost})
+  for (const uint32_t rows : {1u, 8u, 16u, 32u, 64u, 128u, 512u, 2048u, Layer::kMost})
     TANDEM_TRY(measure("layer of " + std::to_string(rows), 0, 4, rows, all));
   return {};
 }
