@@ -97,13 +97,21 @@ fi
 # Kernel tests alone: whole models take hours under the sanitizer and run the same kernels.
 if [ "$sanitize" -eq 1 ]; then
   if command -v compute-sanitizer >/dev/null; then
+    sent=
+    for test in AgreesWithDoublePrecision SumsInFloat32 ARowDoesNotDependOnItsCompany PlansAgree ChainsInAGraph \
+        Float8WeightsAgreeWithDoublePrecision; do
+      sent="$sent:LinearBatchTest.$test"
+    done
     for tool in memcheck racecheck initcheck; do
       step "compute-sanitizer $tool"
       for program in $(printf '%s\n' "$programs" | grep -vE 'golden|engine|owners|model'); do
         # cuBLASLt's own FP8 kernels (nvjet_sm90_qq…, CUDA 13.0) have hazards by racecheck, and one that a test
         # of nothing but their sums needs brings it down.
+        # Racecheck does not follow arrivals at a barrier of another block of the cluster: a program of nothing
+        # but stores there, such an arrival with release and a wait with acquire is reported as well. So tests in
+        # which linear_batch's blocks send each other sums are left out.
         only='*'
-        [ "$tool" != racecheck ] || only='-LinearFp8Test.SumsKeepTheBitsOfFloat32'
+        [ "$tool" != racecheck ] || only="-LinearFp8Test.SumsKeepTheBitsOfFloat32:*.AgreesWithDoublePrecisionAtAnyNumberOfRows$sent"
         run_one "$tool-$program" 900 compute-sanitizer --tool "$tool" --error-exitcode 86 \
           --kernel-name-exclude kernel_substring=nvjet "$tests/$program" --gtest_filter="$only"
       done

@@ -46,7 +46,7 @@ struct OwnRows {
   uint32_t small;  // up to so many
   uint32_t batch;
 };
-[[nodiscard]] constexpr OwnRows own_rows(bool fp8) { return fp8 ? OwnRows{8, 48} : OwnRows{8, 32}; }
+[[nodiscard]] constexpr OwnRows own_rows(bool fp8) { return fp8 ? OwnRows{8, 48} : OwnRows{4, 32}; }
 
 // The linear layers of Ops: up to own_rows() kernels that stream the weights, above that cuBLASLt,
 // for which FP8 weights want rows in FP8: they are quantized row by row, by the kernel that makes
