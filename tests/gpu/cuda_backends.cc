@@ -39,6 +39,7 @@ std::vector<Backend> backends() {
   b.fast = true;
   // Other shapes of matrix products add up in another order, and activations are bf16.
   b.chunk_tolerance = 2e-2;
+  b.same_bits_rows = 8;  // above, other kernels multiply
   b.single_prompt_slack = 1.5;
   return {b};
 }

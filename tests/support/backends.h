@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -31,9 +33,10 @@ struct Backend {
   bool fast = false;  // runs the real model's whole answers in seconds
   bool slow = false;  // plain loops: takes minutes for the real model
   // 0: a row's result is the same bits however a prompt is cut into chunks and whatever else is in
-  // a step. Else how far logits may be apart (relative L2) when only that cut differs; rows that
-  // decode in company of up to 16 still get the same bits.
+  // a step. Else how far logits may be apart (relative L2) when only that cut differs.
   double chunk_tolerance = 0;
+  // Rows of sequences that decode get the same bits in every step of at most so many.
+  uint32_t same_bits_rows = std::numeric_limits<uint32_t>::max();
   // A single prompt's logits may miss the tolerance by this factor, all prompts of a model together
   // may not. For activations in bf16: rounding nothing but normed rows (and the weights) already
   // puts single prompts of these random models at 1.3 times the tolerance, and rounding nothing but
