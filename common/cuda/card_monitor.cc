@@ -221,8 +221,11 @@ struct CardMonitor::Impl {
       // Hopper's driver leaves most of the fields empty that name one link, and has functions for
       // them instead.
       const auto state = ask<nvmlEnableState_t>(api.nvmlDeviceGetNvLinkState, device, link);
+      // Down is what the driver calls so: a call that fails says nothing of the link, and fields
+      // that Hopper's driver leaves empty look like "disabled".
+      const bool by_field = api.nvmlDeviceGetNvLinkState == nullptr;
       result[link].active =
-          state ? *state == NVML_FEATURE_ENABLED : number(v[0]).value_or(0) == NVML_FEATURE_ENABLED;
+          by_field ? number(v[0]) == NVML_FEATURE_ENABLED : state != NVML_FEATURE_DISABLED;
       uint64_t megabytes = number(v[1]).value_or(0);
       if (megabytes == 0) megabytes = number(speed).value_or(0);
       if (megabytes == 0) megabytes = by_generation(device, link);

@@ -62,9 +62,10 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t, int count, nvmlFieldValue_t*
   }
   return NVML_SUCCESS;
 }
-// One link of the second card is down.
+// One link of the second card is down, and of two of either card nothing can be told.
 nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link,
                                       nvmlEnableState_t* state) {
+  if (link == 5 || link == 6) return NVML_ERROR_UNKNOWN;
   *state = index_of(device) == 1 && link == 3 ? NVML_FEATURE_DISABLED : NVML_FEATURE_ENABLED;
   return NVML_SUCCESS;
 }
