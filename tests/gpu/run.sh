@@ -102,6 +102,7 @@ if [ "$sanitize" -eq 1 ]; then
         Float8WeightsAgreeWithDoublePrecision; do
       sent="$sent:LinearBatchTest.$test"
     done
+    many=Shapes/PrefillAttentionTest.MatchesFloat64/d128_28x4_many
     for tool in memcheck racecheck initcheck; do
       step "compute-sanitizer $tool"
       for program in $(printf '%s\n' "$programs" | grep -vE 'golden|engine|owners|model'); do
@@ -110,8 +111,13 @@ if [ "$sanitize" -eq 1 ]; then
         # Racecheck does not follow arrivals at a barrier of another block of the cluster: a program of nothing
         # but stores there, such an arrival with release and a wait with acquire is reported as well. So tests in
         # which linear_batch's blocks send each other sums are left out.
+        # Nor does it seem to count what other lanes did before a __syncwarp() towards the mbarrier arrival of one of
+        # them. Every lane of a consumer warp of attention_prefill_wgmma reads a tile's description, then
+        # __syncwarp(), then lane 0 arrives (release); the producer overwrites the slot once all 8 warps have and its
+        # wait (acquire) has seen it. That orders reads before the write, but every reuse of a slot is reported;
+        # of the tests, only this one has blocks that get so far.
         only='*'
-        [ "$tool" != racecheck ] || only="-LinearFp8Test.SumsKeepTheBitsOfFloat32:*.AgreesWithDoublePrecisionAtAnyNumberOfRows$sent"
+        [ "$tool" != racecheck ] || only="-LinearFp8Test.SumsKeepTheBitsOfFloat32:*.AgreesWithDoublePrecisionAtAnyNumberOfRows$sent:$many"
         run_one "$tool-$program" 900 compute-sanitizer --tool "$tool" --error-exitcode 86 \
           --kernel-name-exclude kernel_substring=nvjet "$tests/$program" --gtest_filter="$only"
       done
