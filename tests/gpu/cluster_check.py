@@ -48,6 +48,28 @@ def config(model, transport="cuda_ipc", **kv):
             "prefill": [node], "decode": [node]}
 
 
+# Nats between the two best tokens below which either may be drawn: what bf16 makes of logits (tests/unit/engine/golden_test.cc holds
+# single steps to the same), and what coarse KV does besides.
+TIE, TIE_OF_COARSE_KV = 0.5, 1.0
+
+
+def lead_where_it_parts(cluster, prompt, tokens, wanted):
+    """By how much the cluster's token leads where its answer leaves the wanted text; 0 if it does not."""
+    reply = cluster.chat(messages=[{"role": "user", "content": prompt}], max_tokens=tokens, logprobs=True, top_logprobs=2)
+    so_far = b""
+    for token in reply["choices"][0]["logprobs"]["content"]:
+        so_far += bytes(token["bytes"])
+        if not wanted.encode().startswith(so_far):
+            best = [t["logprob"] for t in token["top_logprobs"]]
+            return best[0] - best[1]
+    return 0
+
+
+def check_text(cluster, what, prompt, tokens, wanted, got, tie):
+    lead = 0 if got == wanted else lead_where_it_parts(cluster, prompt, tokens, wanted)
+    check(f"{what}: {prompt}{'' if got == wanted else f' (parts at a lead of {lead:.2f})'}", lead < tie, f"\n  cpu {wanted!r}\n  gpu {got!r}")
+
+
 def answers(cluster, tokens):
     out = []
     for prompt in PROMPTS:
@@ -70,7 +92,7 @@ def same_text_as_on_cpu(folder):
 def compare(cluster, name, kind, wanted, tokens):
     got = answers(cluster, tokens)
     for prompt, a, b in zip(PROMPTS, wanted, got):
-        check(f"{name}: same text as on CPU in float32: {prompt}", a == b, f"\n  cpu {a!r}\n  gpu {b!r}")
+        check_text(cluster, f"{name}: same text as on CPU in float32", prompt, tokens, a, b, TIE)
     engines = {n["engine"] for n in cluster.status()["nodes"]}
     check(f"{name}: both nodes compute on the card", all("cuda" in e for e in engines), str(engines))
     log = "".join(p.read_text(errors="replace") for p in cluster.run_dir.glob("*.log"))
@@ -90,11 +112,10 @@ def compare(cluster, name, kind, wanted, tokens):
 
 def every_kv_format(folder):
     for kv in ["int8", "fp8_e4m3", "k8v4", "int4"]:
-        with harness.Cluster(folder / kv, config(harness.CHAT_MODEL, format=kv)) as cluster:
-            got = answers(cluster, 24)
         wanted = [on_cpu(folder, harness.CHAT_MODEL, prompt, 24, kv) for prompt in PROMPTS]
-        same = sum(a[:12] == b[:12] for a, b in zip(wanted, got))  # texts part where two tokens are as good as tied
-        check(f"KV in {kv}: answers begin as on CPU in float32 and {kv}", same == len(got), f"{got} against {wanted}")
+        with harness.Cluster(folder / kv, config(harness.CHAT_MODEL, format=kv)) as cluster:
+            for prompt, a, b in zip(PROMPTS, wanted, answers(cluster, 24)):
+                check_text(cluster, f"KV in {kv}: same text as on CPU in float32", prompt, 24, a, b, TIE_OF_COARSE_KV)
 
 
 def a_tail_on_the_cpu(folder):
