@@ -131,7 +131,9 @@ Status ClusterLink::Impl::open(const ControlSettings& control, std::string share
   ControlOptions options;
   options.shared_key = std::move(shared_key);
   options.handshake_timeout = control.handshake_timeout;
-  options.peer_timeout = control.peer_timeout;
+  // Whether a node lives is the dispatcher's to say, by its heartbeats, and it fences those that do
+  // not. A connection's own limit comes after that: it is for whoever is no node yet.
+  options.peer_timeout = control.peer_timeout + control.peer_timeout / 2;
   TANDEM_ASSIGN(server,
                 ControlServer::create(
                     control.host, control.port, generation, options, std::move(callbacks),
