@@ -275,7 +275,10 @@ void DecodeScheduler::State::receive_failed(TransferId id, const Error& error) {
   Sequence* s = find(id);
   if (s == nullptr) return;
   if (error.code == ErrorCode::kDeadlineExceeded) metrics.lease_expired();
-  fail(*s, error, Report::kYes);
+  // Never the request's own fault, whatever the sender ended it for: it may go another way. Of a
+  // client that left the router tells by itself.
+  const bool its_own = !error_traits(error.code).retryable;
+  fail(*s, its_own ? make_error(ErrorCode::kTransport, error.detail) : error, Report::kYes);
 }
 
 void DecodeScheduler::State::fail(Sequence& s, const Error& error, Report report) {

@@ -148,8 +148,10 @@ void SimTransport::cancel_send(TransferId id, std::string reason) {
 
 void SimTransport::abort_send(TransferId id, Error error) {
   if (!sends_.contains(id)) return;
-  TANDEM_CHECK(post(id, Frame{.kind = Frame::Kind::kAbort, .text = error.detail}).has_value(),
-               "the send is open");
+  TANDEM_CHECK(
+      post(id, Frame{.kind = Frame::Kind::kAbort, .text = error.detail, .code = error.code})
+          .has_value(),
+      "the send is open");
   end_send(id, std::move(error));
 }
 
@@ -195,7 +197,7 @@ Status SimTransport::accept(Receive& r, const Frame& f) {
   std::span<std::byte> to;
   switch (f.kind) {
     case Frame::Kind::kAbort:
-      return fail(ErrorCode::kCancelled, f.text);
+      return fail(f.code, f.text);
     case Frame::Kind::kCommit:
       r.commit = f.text;
       return {};

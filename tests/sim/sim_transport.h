@@ -80,7 +80,8 @@ class SimTransport final : public transport::Transport {
     uint32_t page = 0;
     enum class Kind : uint8_t { kPage, kTail, kCommit, kAbort } kind = Kind::kPage;
     std::span<const std::byte> bytes{};
-    std::string text{};
+    std::string text{};                      // commit, or why it is aborted
+    ErrorCode code = ErrorCode::kCancelled;  // kAbort: as the real frame carries it
     bool corrupt = false;
   };
   struct Send {

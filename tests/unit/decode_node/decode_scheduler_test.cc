@@ -364,6 +364,21 @@ TEST_F(DecodeSchedulerTest, AGoneWriterIsFencedAndItsLeasesEnd) {
   expect_pool_empty();
 }
 
+// Its own step failed, say. The router may hear of it from here first.
+TEST_F(DecodeSchedulerTest, AWriterThatGivesUpLeavesTheRequestToOthers) {
+  start();
+  node_->receive(reserve_message(7, 1, request(40, 5), 50));
+  node_->wire().events->on_receive_failed(
+      TransferId{7}, make_error(ErrorCode::kCancelled, "the engine has stopped"));
+  ASSERT_TRUE(run_idle());
+  ASSERT_EQ(failures_.size(), 1U);
+  EXPECT_TRUE(failures_[0].retryable());
+  EXPECT_EQ(failures_[0].detail(), "the engine has stopped");
+  cancel(1);
+  ASSERT_TRUE(run_idle());
+  expect_pool_empty();
+}
+
 // A prefill node that was frozen comes back as the same process, with its old generation.
 TEST_F(DecodeSchedulerTest, AGoneWriterThatTheRouterNamesAgainIsLetIn) {
   start();
