@@ -54,7 +54,7 @@ TIE, TIE_OF_COARSE_KV = 0.5, 1.0
 
 
 def lead_where_it_parts(cluster, prompt, tokens, wanted):
-    """By how much the cluster's token leads where its answer leaves the wanted text; 0 if it does not."""
+    """By how much the cluster's token leads where its answer, which is not the wanted text, leaves it."""
     reply = cluster.chat(messages=[{"role": "user", "content": prompt}], max_tokens=tokens, logprobs=True, top_logprobs=2)
     so_far = b""
     for token in reply["choices"][0]["logprobs"]["content"]:
@@ -62,7 +62,7 @@ def lead_where_it_parts(cluster, prompt, tokens, wanted):
         if not wanted.encode().startswith(so_far):
             best = [t["logprob"] for t in token["top_logprobs"]]
             return best[0] - best[1]
-    return 0
+    return float("inf")  # it ends too early, or is another one now
 
 
 def check_text(cluster, what, prompt, tokens, wanted, got, tie):
