@@ -422,11 +422,6 @@ void NodeProcess::State::admitted(const control::Welcome& welcome) {
                                   {"heartbeat_ms", welcome.heartbeat_ms()},
                                   {"seconds_since_start", startup.total_seconds()}});
   send_heartbeat();
-  for (const control::PeerHere& peer : welcome.peers()) {
-    control::ToNode message;
-    *message.mutable_peer_here() = peer;
-    scheduler->on_message(message);
-  }
   const auto period = std::chrono::milliseconds(std::max(welcome.heartbeat_ms(), 10U));
   heartbeat_timer = io.every(period, [this] { send_heartbeat(); });
 }

@@ -82,6 +82,7 @@ struct Node {
   TimePoint last_progress;  // last change of the scheduler's tick
   double tokens_per_second = 0;
   bool draining = false;
+  bool introduced = false;  // knows of the nodes that it sends KV to
   Breaker breaker;
   DecodeTimeModel decode_time;
   TimePoint last_answer;                 // when decode_time learnt from one
@@ -100,8 +101,8 @@ class Dispatcher::Impl {
   void cancel(RequestId id, bool satisfied);
   control::Welcome on_node_connected(NodeHandle handle, const control::Hello& hello);
   void on_message(NodeHandle handle, const control::ToRouter& message);
-  // Tells whoever sends KV of the receivers that it will send to.
-  void introduce(const Node& fresh, control::Welcome& welcome) const;
+  // Tells a node that sends KV of one that it will send to.
+  void introduce(const Node& receiver, const Node& sender) const;
   void remove_node(NodeHandle handle, const std::string& why);
   void tick();
   void drain();

@@ -104,6 +104,12 @@ void Dispatcher::Impl::on_heartbeat(Node& n, const control::Heartbeat& beat) {
   if (beat.draining() && !n.draining) {
     deps_.observer.on_event(0, "node is draining: it gets no new requests", n.id(), 0);
   }
+  if (n.role == NodeRole::kPrefill && !n.introduced) {
+    n.introduced = true;
+    for (const auto& [handle, other] : nodes_) {
+      if (other->role == NodeRole::kDecode) introduce(*other, n);
+    }
+  }
   n.draining = beat.draining();
   n.last_beat = now;
   n.beat = beat;

@@ -14,6 +14,8 @@ namespace {
 
 // A second holder of a name may take it over once the first has missed this many heartbeats.
 constexpr int kMissedBeats = 3;
+// It is handed to every prefill node. UCX's take some hundred bytes for each network device.
+constexpr size_t kMaxTransportAddress = 16 << 10;
 constexpr Duration kRememberLost = std::chrono::seconds(60);
 // Heartbeats that report work but no scheduler progress for this long: the node is stuck.
 constexpr Duration kStuckAfter = std::chrono::seconds(20);
@@ -43,6 +45,10 @@ std::string Dispatcher::Impl::lasting_refusal(const control::Hello& hello) const
   if (hello.max_context() == 0 || hello.kv_blocks() == 0) {
     return fmt::format("{} has room for nothing (context {}, {} KV blocks): raise kv.memory",
                        hello.node_id(), hello.max_context(), hello.kv_blocks());
+  }
+  if (hello.transport_address().size() > kMaxTransportAddress) {
+    return fmt::format("the address of {}'s KV transport is {} bytes long, at most {} are taken",
+                       hello.node_id(), hello.transport_address().size(), kMaxTransportAddress);
   }
   control::Hello own =
       hello;  // what the router itself knows of the model, the rest as the node says
@@ -109,7 +115,11 @@ control::Welcome Dispatcher::Impl::on_node_connected(NodeHandle handle,
     *free = true;
     n->slot = static_cast<size_t>(free - slots_.begin());
   }
-  introduce(*n, welcome);
+  // Prefill nodes hear of the decode nodes that were there before with their own first heartbeat:
+  // nothing goes out before Welcome.
+  for (const auto& [other_handle, other] : nodes_) {
+    if (n->role == NodeRole::kDecode && other->introduced) introduce(*n, *other);
+  }
   nodes_[handle.value] = std::move(n);
   std::erase_if(lost_, [&](const auto& entry) { return entry.first.id == hello.node_id(); });
   welcome.set_admitted(true);
@@ -122,22 +132,12 @@ control::Welcome Dispatcher::Impl::on_node_connected(NodeHandle handle,
   return welcome;
 }
 
-void Dispatcher::Impl::introduce(const Node& fresh, control::Welcome& welcome) const {
-  const auto describe = [](const Node& receiver, control::PeerHere& peer) {
-    peer.set_node_id(receiver.id());
-    peer.set_transport(receiver.hello.transport());
-    peer.set_transport_address(receiver.hello.transport_address());
-  };
-  for (const auto& [handle, other] : nodes_) {
-    if (other->role == fresh.role) continue;
-    if (fresh.role == NodeRole::kPrefill) {
-      describe(*other, *welcome.add_peers());
-      continue;
-    }
-    control::ToNode message;
-    describe(fresh, *message.mutable_peer_here());
-    deps_.send(other->handle, message);
-  }
+void Dispatcher::Impl::introduce(const Node& receiver, const Node& sender) const {
+  control::ToNode message;
+  message.mutable_peer_here()->set_node_id(receiver.id());
+  message.mutable_peer_here()->set_transport(receiver.hello.transport());
+  message.mutable_peer_here()->set_transport_address(receiver.hello.transport_address());
+  deps_.send(sender.handle, message);
 }
 
 void Dispatcher::Impl::remove_node(NodeHandle handle, const std::string& why) {

@@ -239,8 +239,6 @@ TEST(Introductions, PrefillNodesHearOfDecodeNodesBeforeAnyRequest) {
   Cluster c(1);
   const auto addresses = [](const FakeNode& node) {
     std::vector<std::string> out;
-    for (const control::PeerHere& peer : node.welcome.peers())
-      out.push_back(peer.node_id() + " " + peer.transport_address());
     for (const control::ToNode& m : node.inbox)
       if (m.has_peer_here())
         out.push_back(m.peer_here().node_id() + " " + m.peer_here().transport_address());
@@ -259,6 +257,23 @@ TEST(Introductions, PrefillNodesHearOfDecodeNodesBeforeAnyRequest) {
   EXPECT_EQ(addresses(other), both);
   EXPECT_TRUE(addresses(first).empty());
   EXPECT_TRUE(addresses(second).empty());
+  EXPECT_EQ(prefill.count(control::ToNode::kPeerHere), 2) << "once each";
+  prefill.crash(false);
+  EXPECT_TRUE(prefill.connect().admitted());  // a new process hears of all again
+  c.run(milliseconds(5));
+  EXPECT_EQ(prefill.count(control::ToNode::kPeerHere), 4);
+}
+
+// Addresses go to every prefill node.
+TEST(Introductions, AnAddressOfAnyLengthIsNotTaken) {
+  Cluster c(1);
+  FakeNode& node = c.add(control::ROLE_DECODE, "decode-0");
+  node.crash(false);
+  node.hello.set_transport_address(std::string(60 << 10, 'x'));
+  const control::Welcome welcome = node.connect();
+  EXPECT_FALSE(welcome.admitted());
+  EXPECT_TRUE(welcome.lasting());
+  EXPECT_NE(welcome.reason().find("61440 bytes"), std::string::npos) << welcome.reason();
 }
 
 // ---- failures.md 10: prefill restart crashes decode

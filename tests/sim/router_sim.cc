@@ -44,7 +44,7 @@ control::Welcome FakeNode::connect() {
   handle = NodeHandle{cluster_.next_handle_++};
   hello.set_generation(cluster_.random() | 1U);
   hello.set_kv_blocks(options.kv_blocks);
-  welcome = cluster_.dispatcher->on_node_connected(handle, hello);
+  control::Welcome welcome = cluster_.dispatcher->on_node_connected(handle, hello);
   up = welcome.admitted();
   if (up) heartbeat();
   return welcome;

@@ -71,7 +71,6 @@ class FakeNode {
 
   NodeOptions options;
   control::Hello hello;
-  control::Welcome welcome;  // to the last connection
   NodeHandle handle;
   bool up = false;
   bool draining = false;
