@@ -59,20 +59,10 @@ class LinearBatchTest : public CardTest {
   template <typename T>
   std::vector<T> run(Problem& p, uint32_t rows, SmallEpilogue epilogue, bool normed, bool biased,
                      const std::vector<T>& before = {}, const BatchPlan& overrides = {}) {
-    const size_t width = epilogue == SmallEpilogue::kSiluMul ? p.shape.out / 2 : p.shape.out;
-    DeviceArray<T> out(p.most * width);
-    if (!before.empty()) out.write(before);
-    p.scratch.poison();
-    p.factors.poison();
-    const SmallLinear task = p.task(rows, epilogue, normed, biased, out.get());
-    const BatchPlan plan = plan_batch_linear(task, {}, overrides);
-    EXPECT_EQ(linear_batch(task, plan, nullptr), cudaSuccess);
-    std::vector<T> all = out.read();
-    // Rows past the last are not touched.
-    for (size_t i = rows * width; i < all.size() && before.empty(); ++i)
-      EXPECT_TRUE(std::isnan(value_of(all[i])));
-    all.resize(rows * width);
-    return all;
+    return result_of(p, rows, epilogue, normed, biased, before, [&](const SmallLinear& task) {
+      const BatchPlan plan = plan_batch_linear(task, {}, overrides);
+      EXPECT_EQ(linear_batch(task, plan, nullptr), cudaSuccess);
+    });
   }
 };
 
@@ -203,50 +193,11 @@ TEST_F(LinearBatchTest, TakesIndexedRowsForTheHead) {
         same_bits(got.data() + i * p.shape.out, all.data() + index[i] * p.shape.out, p.shape.out));
 }
 
-// A chain as a decode layer makes it, recorded in a graph with programmatic launches, gives the
-// bits of the same kernels run one at a time.
 TEST_F(LinearBatchTest, ChainsInAGraph) {
-  constexpr uint32_t kRows = 40;
-  constexpr size_t kHidden = 1024;
-  constexpr size_t kInner = 9088;
-  Problem gate({kHidden, 2 * kInner}, 11, kBatchRows);
-  Problem down({kInner, kHidden}, 12, kBatchRows);
-  DeviceArray<Bf16> mid(kBatchRows * kInner);
-  DeviceArray<float> x(gate.residual);
-  cudaStream_t stream = nullptr;
-  ASSERT_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  const auto settle = [&](bool apart) {
-    if (apart) {
-      EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-    }
-  };
-  const auto layer = [&](bool apart) {
-    SmallLinear a = gate.task(kRows, SmallEpilogue::kSiluMul, true, true, mid.get());
-    a.residual = x.get();
-    EXPECT_EQ(linear_batch(a, plan_batch_linear(a, {}), stream), cudaSuccess);
-    settle(apart);
-    SmallLinear b = down.task(kRows, SmallEpilogue::kAdd, false, true, x.get());
-    b.x = mid.get();
-    EXPECT_EQ(linear_batch(b, plan_batch_linear(b, {}), stream), cudaSuccess);
-    settle(apart);
-  };
-  for (int i = 0; i < 20; ++i) layer(true);
-  const auto want = x.read();
-  x.write(gate.residual);
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  ASSERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < 10; ++i) layer(false);
-  ASSERT_CUDA(cudaStreamEndCapture(stream, &graph));
-  ASSERT_CUDA(cudaGraphInstantiate(&exec, graph, 0));
-  ASSERT_CUDA(cudaGraphLaunch(exec, stream));
-  ASSERT_CUDA(cudaGraphLaunch(exec, stream));
-  ASSERT_CUDA(cudaStreamSynchronize(stream));
-  const auto got = x.read();
-  EXPECT_TRUE(same_bits(got.data(), want.data(), want.size()));
-  ASSERT_CUDA(cudaGraphExecDestroy(exec));
-  ASSERT_CUDA(cudaGraphDestroy(graph));
-  ASSERT_CUDA(cudaStreamDestroy(stream));
+  expect_chains_in_a_graph(40, kBatchRows, 1024, 9088,
+                           [](const SmallLinear& task, cudaStream_t stream) {
+                             return linear_batch(task, plan_batch_linear(task, {}), stream);
+                           });
 }
 
 TEST_F(LinearBatchTest, Float8WeightsAgreeWithDoublePrecision) {

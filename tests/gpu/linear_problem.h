@@ -99,6 +99,70 @@ struct Fp8Weights {
   std::vector<double> values;
 };
 
+// What `enqueue(task)` makes of the first `rows` rows, on the default stream. With `before` results
+// are added to it. Checks that nothing is written past the last row.
+template <typename T, typename Enqueue>
+std::vector<T> result_of(Problem& p, uint32_t rows, SmallEpilogue epilogue, bool normed,
+                         bool biased, const std::vector<T>& before, Enqueue&& enqueue) {
+  const size_t width = epilogue == SmallEpilogue::kSiluMul ? p.shape.out / 2 : p.shape.out;
+  DeviceArray<T> out(p.most * width);
+  if (!before.empty()) out.write(before);
+  p.scratch.poison();
+  p.factors.poison();
+  enqueue(p.task(rows, epilogue, normed, biased, out.get()));
+  std::vector<T> all = out.read();
+  for (size_t i = rows * width; i < all.size() && before.empty(); ++i)
+    EXPECT_TRUE(std::isnan(value_of(all[i])));
+  all.resize(rows * width);
+  return all;
+}
+
+// A chain as a decode layer makes it, recorded in a graph with programmatic launches, gives the
+// bits of the same kernels run one at a time. `enqueue(task, stream)` launches one; problems have
+// up to `most` rows.
+template <typename Enqueue>
+void expect_chains_in_a_graph(uint32_t rows, uint32_t most, size_t hidden, size_t inner,
+                              Enqueue&& enqueue) {
+  Problem gate({hidden, 2 * inner}, 11, most);
+  Problem down({inner, hidden}, 12, most);
+  DeviceArray<Bf16> mid(most * inner);
+  DeviceArray<float> x(gate.residual);
+  cudaStream_t stream = nullptr;
+  ASSERT_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  const auto settle = [&](bool apart) {
+    if (apart) {
+      EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    }
+  };
+  const auto layer = [&](bool apart) {
+    SmallLinear a = gate.task(rows, SmallEpilogue::kSiluMul, true, true, mid.get());
+    a.residual = x.get();
+    EXPECT_EQ(enqueue(a, stream), cudaSuccess);
+    settle(apart);
+    SmallLinear b = down.task(rows, SmallEpilogue::kAdd, false, true, x.get());
+    b.x = mid.get();
+    EXPECT_EQ(enqueue(b, stream), cudaSuccess);
+    settle(apart);
+  };
+  for (int i = 0; i < 20; ++i) layer(true);
+  const auto want = x.read();
+  x.write(gate.residual);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  ASSERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  for (int i = 0; i < 10; ++i) layer(false);
+  ASSERT_CUDA(cudaStreamEndCapture(stream, &graph));
+  ASSERT_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  ASSERT_CUDA(cudaGraphLaunch(exec, stream));
+  ASSERT_CUDA(cudaGraphLaunch(exec, stream));
+  ASSERT_CUDA(cudaStreamSynchronize(stream));
+  const auto got = x.read();
+  EXPECT_TRUE(same_bits(got.data(), want.data(), want.size()));
+  ASSERT_CUDA(cudaGraphExecDestroy(exec));
+  ASSERT_CUDA(cudaGraphDestroy(graph));
+  ASSERT_CUDA(cudaStreamDestroy(stream));
+}
+
 template <typename T>
 std::vector<T> first_rows(std::vector<T> v, size_t rows, size_t width) {
   v.resize(rows * width);

@@ -18,21 +18,11 @@ class LinearSmallTest : public CardTest {
   template <typename T>
   std::vector<T> run(Problem& p, uint32_t rows, SmallEpilogue epilogue, bool normed, bool biased,
                      const std::vector<T>& before = {}, const SmallPlan& overrides = {}) {
-    const size_t width = epilogue == SmallEpilogue::kSiluMul ? p.shape.out / 2 : p.shape.out;
-    DeviceArray<T> out(kSmallRows * width);
-    if (!before.empty()) out.write(before);
-    p.scratch.poison();
-    p.factors.poison();
-    const SmallLinear task = p.task(rows, epilogue, normed, biased, out.get());
-    const SmallPlan plan = plan_small_linear(task, {}, overrides);
-    EXPECT_LE(plan.shared_bytes, 227U * 1024);
-    EXPECT_EQ(linear_small(task, plan, nullptr), cudaSuccess);
-    std::vector<T> all = out.read();
-    // Rows past the last are not touched.
-    for (size_t i = rows * width; i < all.size() && before.empty(); ++i)
-      EXPECT_TRUE(std::isnan(value_of(all[i])));
-    all.resize(rows * width);
-    return all;
+    return result_of(p, rows, epilogue, normed, biased, before, [&](const SmallLinear& task) {
+      const SmallPlan plan = plan_small_linear(task, {}, overrides);
+      EXPECT_LE(plan.shared_bytes, 227U * 1024);
+      EXPECT_EQ(linear_small(task, plan, nullptr), cudaSuccess);
+    });
   }
 };
 
@@ -123,50 +113,11 @@ TEST_F(LinearSmallTest, TakesIndexedRowsForTheHead) {
         same_bits(got.data() + i * p.shape.out, all.data() + index[i] * p.shape.out, p.shape.out));
 }
 
-// A chain as a decode layer makes it, recorded in a graph with programmatic launches, gives the
-// bits of the same kernels run one at a time.
 TEST_F(LinearSmallTest, ChainsInAGraph) {
-  constexpr uint32_t kRows = 3;
-  constexpr size_t kHidden = 1024;
-  constexpr size_t kInner = 2816;
-  Problem gate({kHidden, 2 * kInner}, 11);
-  Problem down({kInner, kHidden}, 12);
-  DeviceArray<Bf16> mid(kSmallRows * kInner);
-  DeviceArray<float> x(gate.residual);
-  cudaStream_t stream = nullptr;
-  ASSERT_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  const auto settle = [&](bool apart) {
-    if (apart) {
-      EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-    }
-  };
-  const auto layer = [&](bool apart) {
-    SmallLinear a = gate.task(kRows, SmallEpilogue::kSiluMul, true, true, mid.get());
-    a.residual = x.get();
-    EXPECT_EQ(linear_small(a, plan_small_linear(a, {}), stream), cudaSuccess);
-    settle(apart);
-    SmallLinear b = down.task(kRows, SmallEpilogue::kAdd, false, true, x.get());
-    b.x = mid.get();
-    EXPECT_EQ(linear_small(b, plan_small_linear(b, {}), stream), cudaSuccess);
-    settle(apart);
-  };
-  for (int i = 0; i < 20; ++i) layer(true);
-  const auto want = x.read();
-  x.write(gate.residual);
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  ASSERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < 10; ++i) layer(false);
-  ASSERT_CUDA(cudaStreamEndCapture(stream, &graph));
-  ASSERT_CUDA(cudaGraphInstantiate(&exec, graph, 0));
-  ASSERT_CUDA(cudaGraphLaunch(exec, stream));
-  ASSERT_CUDA(cudaGraphLaunch(exec, stream));
-  ASSERT_CUDA(cudaStreamSynchronize(stream));
-  const auto got = x.read();
-  EXPECT_TRUE(same_bits(got.data(), want.data(), want.size()));
-  ASSERT_CUDA(cudaGraphExecDestroy(exec));
-  ASSERT_CUDA(cudaGraphDestroy(graph));
-  ASSERT_CUDA(cudaStreamDestroy(stream));
+  expect_chains_in_a_graph(3, kSmallRows, 1024, 2816,
+                           [](const SmallLinear& task, cudaStream_t stream) {
+                             return linear_small(task, plan_small_linear(task, {}), stream);
+                           });
 }
 
 TEST_F(LinearSmallTest, Float8WeightsAgreeWithDoublePrecision) {
