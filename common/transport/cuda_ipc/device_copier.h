@@ -75,8 +75,6 @@ class DeviceCopier final : public PageCopier {
     cuda::Event done;
     std::vector<std::pair<Ticket, std::vector<Sums>>> tickets;
     size_t sums = 0;  // of the ring
-    double mib = 0;
-    cudaEvent_t t0 = nullptr, t1 = nullptr, t2 = nullptr, base = nullptr;
   };
 
   explicit DeviceCopier(const Options& options) : options_(options) {}
