@@ -87,6 +87,36 @@ TEST_F(MetDirect, IsConnectedBeforeTheFirstTransfer) {
   expect_works(TransferId{1});
 }
 
+constexpr TransferId kOnly{1};  // the one transfer of a test
+
+SendSpec send_to(const Node& receiver, Generation generation, uint32_t pages) {
+  return {.id = kOnly,
+          .receiver = generation,
+          .address = receiver.transport->address(),
+          .layout = kLayout,
+          .pages = pages,
+          .tail_rows = 0,
+          .deadline = seconds(20)};
+}
+ReceivePlan receive_from(Generation sender, Pages& into) {
+  ReceivePlan plan{.id = kOnly,
+                   .sender = sender,
+                   .layout = kLayout,
+                   .pages = into.count(),
+                   .deadline = seconds(20)};
+  plan.destination = [&into](uint32_t layer, uint32_t i) { return into.page(layer, i); };
+  return plan;
+}
+Status post_layer(const Node& sender, Pages& from, uint32_t layer) {
+  std::vector<std::span<const std::byte>> pages;
+  for (uint32_t i = 0; i < from.count(); ++i) pages.push_back(from.page(layer, i));
+  return sender.transport->post_pages(kOnly, layer, 0, pages);
+}
+void wait_until(const Clock& clock, const std::function<bool()>& ended) {
+  const TimePoint give_up = clock.now() + seconds(20);
+  while (!ended() && clock.now() < give_up) std::this_thread::sleep_for(milliseconds(1));
+}
+
 // Another version of the library that moves the pages: both sides say which, in words.
 TEST(DirectTransport, AMismatchOfVersionsFailsTheTransferNamingBoth) {
   SteadyClock clock;
@@ -98,22 +128,12 @@ TEST(DirectTransport, AMismatchOfVersionsFailsTheTransferNamingBoth) {
   b.transport = create_direct_transport(std::make_unique<HostFabric>(HostMode::kPull, "2"),
                                         {Generation{2}, clock, b.events, {}})
                     .value();
-  ASSERT_TRUE(a.transport->open_send({.id = TransferId{1},
-                                      .receiver = Generation{2},
-                                      .address = b.transport->address(),
-                                      .layout = kLayout,
-                                      .pages = 0,
-                                      .tail_rows = 0,
-                                      .deadline = seconds(20)}));
-  const TimePoint give_up = clock.now() + seconds(20);
-  while (a.events.events(TransferId{1}) == 0 && clock.now() < give_up) {
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-  ASSERT_TRUE(a.events.send_failed(TransferId{1}));
-  EXPECT_EQ(a.events.send_failed(TransferId{1})->code, ErrorCode::kMismatch);
-  EXPECT_NE(a.events.send_failed(TransferId{1})->detail.find("version 2 here, 1 there"),
-            std::string::npos)
-      << a.events.send_failed(TransferId{1})->detail;
+  ASSERT_TRUE(a.transport->open_send(send_to(b, Generation{2}, 0)));
+  wait_until(clock, [&] { return a.events.events(kOnly) > 0; });
+  ASSERT_TRUE(a.events.send_failed(kOnly));
+  EXPECT_EQ(a.events.send_failed(kOnly)->code, ErrorCode::kMismatch);
+  EXPECT_NE(a.events.send_failed(kOnly)->detail.find("version 2 here, 1 there"), std::string::npos)
+      << a.events.send_failed(kOnly)->detail;
 }
 
 // A lost device is told as such on its own side, so that the process can end, and on no other.
@@ -133,31 +153,13 @@ TEST(DirectTransport, ALostDeviceFailsTheTransfersOfItsSideAsOne) {
     }
     Pages from(kLayout, 3, 0, 5);
     Pages into(kLayout, 3, 0);
-    ReceivePlan plan{.id = TransferId{1},
-                     .sender = Generation{1},
-                     .layout = kLayout,
-                     .pages = 3,
-                     .deadline = seconds(20)};
-    plan.destination = [&](uint32_t layer, uint32_t i) { return into.page(layer, i); };
-    ASSERT_TRUE(b.transport->open_receive(plan));
-    ASSERT_TRUE(a.transport->open_send({.id = TransferId{1},
-                                        .receiver = Generation{2},
-                                        .address = b.transport->address(),
-                                        .layout = kLayout,
-                                        .pages = 3,
-                                        .tail_rows = 0,
-                                        .deadline = seconds(20)}));
+    ASSERT_TRUE(b.transport->open_receive(receive_from(Generation{1}, into)));
+    ASSERT_TRUE(a.transport->open_send(send_to(b, Generation{2}, 3)));
     fabrics[sends ? 0 : 1]->lose_device();
-    std::vector<std::span<const std::byte>> pages;
-    for (uint32_t i = 0; i < 3; ++i) pages.push_back(from.page(0, i));
-    ASSERT_TRUE(a.transport->post_pages(TransferId{1}, 0, 0, pages));
-    const TimePoint give_up = clock.now() + seconds(20);
-    while ((a.events.events(TransferId{1}) == 0 || b.events.events(TransferId{1}) == 0) &&
-           clock.now() < give_up) {
-      std::this_thread::sleep_for(milliseconds(1));
-    }
-    const auto sent = a.events.send_failed(TransferId{1});
-    const auto received = b.events.receive_failed(TransferId{1});
+    ASSERT_TRUE(post_layer(a, from, 0));
+    wait_until(clock, [&] { return a.events.events(kOnly) > 0 && b.events.events(kOnly) > 0; });
+    const auto sent = a.events.send_failed(kOnly);
+    const auto received = b.events.receive_failed(kOnly);
     ASSERT_TRUE(sent && received);
     EXPECT_EQ(sent->code == ErrorCode::kDeviceLost, sends) << sent->detail;
     EXPECT_EQ(received->code == ErrorCode::kDeviceLost, !sends) << received->detail;
@@ -173,32 +175,13 @@ TEST(DirectTransport, SendsToItself) {
                          .value();
     Pages from(kLayout, 3, 0, 5);
     Pages into(kLayout, 3, 0);
-    ReceivePlan plan{.id = TransferId{1},
-                     .sender = Generation{1},
-                     .layout = kLayout,
-                     .pages = 3,
-                     .deadline = seconds(20)};
-    plan.destination = [&](uint32_t layer, uint32_t i) { return into.page(layer, i); };
-    ASSERT_TRUE(self.transport->open_receive(plan));
-    ASSERT_TRUE(self.transport->open_send({.id = TransferId{1},
-                                           .receiver = Generation{1},
-                                           .address = self.transport->address(),
-                                           .layout = kLayout,
-                                           .pages = 3,
-                                           .tail_rows = 0,
-                                           .deadline = seconds(20)}));
-    for (uint32_t layer = 0; layer < 3; ++layer) {
-      std::vector<std::span<const std::byte>> pages;
-      for (uint32_t i = 0; i < 3; ++i) pages.push_back(from.page(layer, i));
-      ASSERT_TRUE(self.transport->post_pages(TransferId{1}, layer, 0, pages));
-    }
-    ASSERT_TRUE(self.transport->post_commit(TransferId{1}, "c"));
-    const TimePoint give_up = clock.now() + seconds(20);
-    while (self.events.events(TransferId{1}) < 2 && clock.now() < give_up) {
-      std::this_thread::sleep_for(milliseconds(1));
-    }
-    EXPECT_TRUE(self.events.sent(TransferId{1}));
-    EXPECT_TRUE(self.events.received(TransferId{1}));
+    ASSERT_TRUE(self.transport->open_receive(receive_from(Generation{1}, into)));
+    ASSERT_TRUE(self.transport->open_send(send_to(self, Generation{1}, 3)));
+    for (uint32_t layer = 0; layer < 3; ++layer) ASSERT_TRUE(post_layer(self, from, layer));
+    ASSERT_TRUE(self.transport->post_commit(kOnly, "c"));
+    wait_until(clock, [&] { return self.events.events(kOnly) >= 2; });
+    EXPECT_TRUE(self.events.sent(kOnly));
+    EXPECT_TRUE(self.events.received(kOnly));
     EXPECT_TRUE(from == into);
     EXPECT_NE(self.transport->detail().find("not connected yet"), std::string::npos);
   }
