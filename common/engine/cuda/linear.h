@@ -52,9 +52,9 @@ struct OwnRows {
 
 // The linear layers of Ops: up to own_rows() kernels that stream the weights, above that cuBLASLt,
 // for which FP8 weights want rows in FP8: they are quantized row by row, by the kernel that makes
-// them where there is one. Fewer rows stay bf16. Device thread only; enqueues on
-// the given stream, keeps scratch that consecutive calls share, so all calls must be ordered among
-// themselves. Nothing allocates or synchronizes after prepare().
+// them where there is one. Fewer rows stay bf16. Device thread only; enqueues on the given stream,
+// keeps scratch that consecutive calls share, so all calls must be ordered among themselves.
+// Nothing allocates or synchronizes after prepare().
 class LinearRunner {
  public:
   struct Limits {
@@ -100,9 +100,9 @@ class LinearRunner {
   // float x[rows, out] += in @ weight^T + bias
   [[nodiscard]] Status linear_add(uint32_t rows, const Bf16* in, const LinearRef& weight, float* x,
                                   cudaStream_t stream);
-  // bf16 out[rows, out / 2] = silu(gate) * up. Of FP8 weights and more than kFp8BatchRows rows
-  // `out` holds FP8 rows afterwards, whose scales stay here: the linear_add of the same `out` and
-  // rows that follows knows them.
+  // bf16 out[rows, out / 2] = silu(gate) * up. Of FP8 weights and more than own_rows(true).batch
+  // rows `out` holds FP8 rows afterwards, whose scales stay here: the linear_add of the same `out`
+  // and rows that follows knows them.
   [[nodiscard]] Status norm_gate_up(uint32_t rows, const NormInput& x, const LinearRef& weight,
                                     Bf16* out, cudaStream_t stream);
   // float out[rows, out]
