@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <span>
 #include <vector>
 
+#include "common/base/clock.h"
 #include "common/cuda/device.h"
 #include "common/engine/cuda/cuda_ops.h"
 #include "common/engine/engine.h"
@@ -137,10 +139,13 @@ TEST_F(CudaMemory, PagesAndTailsComeBackAsTheyWere) {
   const auto out_ticket = (*memory)->start_to_host(out);
   ASSERT_TRUE(in_ticket && out_ticket);
   EXPECT_LT(*in_ticket, *out_ticket);
-  for (;;) {
+  const SteadyClock clock;
+  const TimePoint give_up = clock.now() + std::chrono::seconds(20);
+  for (bool finished = false; !finished;) {
+    ASSERT_LT(clock.now(), give_up) << "the copies do not end";
     const auto done = (*memory)->done(*out_ticket);
     ASSERT_TRUE(done) << done.error().to_string();
-    if (*done) break;
+    finished = *done;
   }
   EXPECT_TRUE(std::ranges::equal(sent, (*back)->bytes()));
 }
