@@ -16,6 +16,7 @@
 #include "common/engine/cuda/engine_limits.h"
 #include "common/engine/cuda/linear.h"
 #include "common/engine/cuda/outputs.h"
+#include "common/engine/cuda/recorded_steps.h"
 #include "common/engine/cuda/stages.h"
 #include "common/engine/cuda/step_area.h"
 #include "common/engine/cuda/weights.h"
@@ -101,11 +102,11 @@ class CudaOps final : public Ops {
   Status run_eagerly(const StepRequest& request, const StepBody& body,
                      std::span<RowResult> results);
   Status walk_hook();
-  // Runs, and then records, a step of sequences with up to `each` rows.
-  Result<Recording> record(const KvPages& kv, uint32_t rows, uint32_t each, const StepBody& body);
+  // Runs, and then records, a step.
+  Result<Recording> record(const KvPages& kv, const DummyShape& shape, const StepBody& body);
   Status choose_algorithms(const KvPages& kv);
   void plan_linear(const CudaLinear& weight, std::vector<LinearRef>& shapes);
-  Status warm(const KvPages& kv, uint32_t rows, uint32_t each, const StepBody& body);
+  Status warm(const KvPages& kv, const DummyShape& shape, const StepBody& body);
   void note(Status status);  // keeps the first failure of a step
   [[nodiscard]] cuda::SmallDevice small_device() const;
   [[nodiscard]] Precision precision() const {
@@ -136,8 +137,8 @@ class CudaOps final : public Ops {
   bool planned_ = false;  // plan_memory() has run, for layout_
   kv::KvLayout layout_;
 
-  // Once prepared, one for each bucket: of decode_buckets() and verify_buckets().
-  std::vector<uint32_t> decode_buckets_, verify_buckets_;
+  // Once prepared, one for each of recorded_.decoding() and recorded_.verifying().
+  RecordedSteps recorded_;
   std::vector<Recording> decode_recordings_, verify_recordings_;
   KvPages recorded_kv_;
 

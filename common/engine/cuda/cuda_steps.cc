@@ -2,7 +2,6 @@
 #include <string>
 #include <utility>
 
-#include "common/engine/cuda/buckets.h"
 #include "common/engine/cuda/cuda_ops_impl.h"
 
 // How CudaOps runs, records and replays steps.
@@ -19,30 +18,6 @@ size_t table_entries(const StepView& view) {
   for (const SequenceView& s : view.sequences) entries += s.blocks.size();
   return entries;
 }
-
-// A step whose contents are there only to have its shape: sequences of `each` rows.
-struct DummyStep {
-  DummyStep(uint32_t rows, uint32_t each, const std::vector<BlockId>& blocks) {
-    tokens.assign(rows, TokenId{0});
-    greedy.temperature = 0;
-    for (uint32_t row = 0; row < rows;) {
-      const uint32_t own = std::min(each, rows - row);
-      sequences.push_back({row, own, 0, blocks, 0});
-      for (uint32_t p = 0; p < own; ++p) positions.push_back(p);
-      row += own;
-      RowOutput output;
-      output.row = row - 1;
-      output.sampling = &greedy;
-      output.history = {std::span(tokens).first(own), own};
-      outputs.push_back(output);
-    }
-  }
-  std::vector<TokenId> tokens;
-  std::vector<uint32_t> positions;
-  std::vector<SequenceView> sequences;
-  std::vector<RowOutput> outputs;
-  SamplingParams greedy;
-};
 
 }  // namespace
 
@@ -62,20 +37,17 @@ Status CudaOps::run_step(const StepRequest& request, const StepBody& body,
 }
 
 const CudaOps::Recording* CudaOps::recording_for(const StepRequest& request) const {
-  const uint32_t rows = request.view.rows();
-  const bool decodes = request.view.sequences.size() == rows;
-  const size_t bucket = bucket_of(decodes ? decode_buckets_ : verify_buckets_, rows);
-  const std::vector<Recording>& recordings = decodes ? decode_recordings_ : verify_recordings_;
-  if (bucket >= recordings.size() || request.hook != nullptr || !same(request.kv, recorded_kv_))
-    return nullptr;
-  if (std::ranges::any_of(request.view.sequences,
-                          [&](const SequenceView& s) { return s.rows > few_.each; }))
-    return nullptr;
+  if (request.hook != nullptr || !same(request.kv, recorded_kv_)) return nullptr;
   // Of what is wanted, a graph has room for one thing a row.
-  if (request.outputs.size() > rows ||
+  if (request.outputs.size() > request.view.rows() ||
       std::ranges::any_of(request.outputs, [](const RowOutput& o) { return o.scored.has_value(); }))
     return nullptr;
-  return &recordings[bucket];
+  const auto choice = recorded_.choose(request.view);
+  if (!choice) return nullptr;
+  const std::vector<Recording>& recordings =
+      choice->verifies ? verify_recordings_ : decode_recordings_;
+  // Fewer than shapes: none were recorded.
+  return choice->index < recordings.size() ? &recordings[choice->index] : nullptr;
 }
 
 Status CudaOps::describe(const StepRequest& request, const StepCounts& counts) {
@@ -155,13 +127,14 @@ void CudaOps::outputs(Activation x, const VectorWeight& norm, float eps, const L
   }
 }
 
-Status CudaOps::warm(const KvPages& kv, uint32_t rows, uint32_t each, const StepBody& body) {
+Status CudaOps::warm(const KvPages& kv, const DummyShape& shape, const StepBody& body) {
   std::vector<BlockId> blocks;
-  for (uint32_t b = 0; b * kv::kBlockTokens < each; ++b) blocks.push_back(BlockId{b % kv.blocks});
-  const DummyStep dummy(rows, each, blocks);
+  for (uint32_t b = 0; b * kv::kBlockTokens < shape.each; ++b)
+    blocks.push_back(BlockId{b % kv.blocks});
+  const DummyStep dummy(shape, blocks);
   std::vector<RowResult> results(dummy.outputs.size());
   StepRequest request;
-  request.view = {dummy.tokens, dummy.positions, dummy.sequences};
+  request.view = dummy.view();
   request.kv = kv;
   request.outputs = dummy.outputs;
   kv_ = {kv.layout, kv.pages, kv.blocks, kv.tail, kv.tails};
@@ -169,13 +142,15 @@ Status CudaOps::warm(const KvPages& kv, uint32_t rows, uint32_t each, const Step
   return run_eagerly(request, body, results);
 }
 
-Result<CudaOps::Recording> CudaOps::record(const KvPages& kv, uint32_t rows, uint32_t each,
+Result<CudaOps::Recording> CudaOps::record(const KvPages& kv, const DummyShape& shape,
                                            const StepBody& body) {
-  TANDEM_TRY(warm(kv, rows, each, body));
-  const DummyStep dummy(rows, each, {BlockId{0}});
-  const uint32_t sequences = std::min(rows, step_sequences_);
+  TANDEM_TRY(warm(kv, shape, body));
+  const std::vector<BlockId> blocks{BlockId{0}};
+  const DummyStep dummy(shape, blocks);
+  const uint32_t rows = shape.rows;
+  const uint32_t sequences = recorded_.sequences(rows);
   StepRequest request;
-  request.view = {dummy.tokens, dummy.positions, dummy.sequences};
+  request.view = dummy.view();
   request.kv = kv;
   request.outputs = dummy.outputs;
   TANDEM_TRY(describe(request, {rows, sequences, rows, table_entries(request.view)}));
@@ -216,25 +191,26 @@ Status CudaOps::prepare(const KvPages& kv, uint32_t sequences, const StepBody& b
   // Kernels are loaded when first used.
   const uint32_t longest =
       std::min({options_.max_rows, max_context_, kv.blocks * kv::kBlockTokens});
-  TANDEM_TRY(warm(kv, 1, 1, body));
+  TANDEM_TRY(warm(kv, {1, 1, 1}, body));
   // Every matrix product's algorithm is a kernel of its own.
-  for (uint32_t rows = cuda::kSmallRows + 1; rows < longest; rows = wide_bucket(rows) + 1)
-    TANDEM_TRY(warm(kv, std::min(wide_bucket(rows), longest), longest, body));
-  if (longest > 1) TANDEM_TRY(warm(kv, longest, longest, body));
+  for (uint32_t rows = cuda::kSmallRows + 1; rows < longest; rows = wide_bucket(rows) + 1) {
+    const uint32_t most_rows = std::min(wide_bucket(rows), longest);
+    TANDEM_TRY(warm(kv, {most_rows, most_rows, longest}, body));
+  }
+  if (longest > 1) TANDEM_TRY(warm(kv, {longest, longest, longest}, body));
   decode_recordings_.clear();
   verify_recordings_.clear();
   if (stages_.profiling()) return stream_.synchronize();  // steps then run stage by stage
-  decode_buckets_ = decode_buckets(most);
-  for (const uint32_t rows : decode_buckets_) {
-    TANDEM_ASSIGN(auto recording, record(kv, rows, 1, body));
+  recorded_ = RecordedSteps({.decoding = most,
+                             .few = few_,
+                             .sequences = step_sequences_,
+                             .rows = std::min(options_.max_rows, outputs_.batch())});
+  for (const uint32_t rows : recorded_.decoding()) {
+    TANDEM_ASSIGN(auto recording, record(kv, RecordedSteps::decode_shape(rows), body));
     decode_recordings_.push_back(std::move(recording));
   }
-  verify_buckets_ = verify_buckets(few_.each > 1 ? few_.together : 0);
-  std::erase_if(verify_buckets_, [&](uint32_t rows) {
-    return rows > std::min(options_.max_rows, outputs_.batch());  // a very small engine
-  });
-  for (const uint32_t rows : verify_buckets_) {
-    TANDEM_ASSIGN(auto recording, record(kv, rows, few_.each, body));
+  for (const uint32_t rows : recorded_.verifying()) {
+    TANDEM_ASSIGN(auto recording, record(kv, recorded_.verify_shape(rows), body));
     verify_recordings_.push_back(std::move(recording));
   }
   recorded_kv_ = kv;
