@@ -32,7 +32,7 @@ RecordedSteps::RecordedSteps(const Limits& limits)
 }
 
 DummyShape RecordedSteps::verify_shape(uint32_t rows) const {
-  return {rows, rows, limits_.few.each};
+  return {rows, std::min(rows, limits_.few.together), limits_.few.each};
 }
 
 uint32_t RecordedSteps::sequences(uint32_t rows) const { return std::min(rows, limits_.sequences); }
@@ -43,6 +43,10 @@ std::optional<RecordedSteps::Choice> RecordedSteps::choose(const StepView& view)
   const std::vector<uint32_t>& buckets = verifies ? verifying_ : decoding_;
   const size_t index = bucket_of(buckets, rows);
   if (index >= buckets.size()) return std::nullopt;
+  // What decode attention does not take together, or the recorded step has no slots for.
+  if (verifies &&
+      (rows > limits_.few.together || view.sequences.size() > sequences(buckets[index])))
+    return std::nullopt;
   if (std::ranges::any_of(view.sequences,
                           [&](const SequenceView& s) { return s.rows > limits_.few.each; }))
     return std::nullopt;

@@ -54,6 +54,8 @@ class RecordedSteps {
   [[nodiscard]] const std::vector<uint32_t>& verifying() const { return verifying_; }
   // What is recorded of these many rows.
   [[nodiscard]] static DummyShape decode_shape(uint32_t rows) { return {rows, rows, 1}; }
+  // The smallest bucket may have more rows than sequences have together: the rest is padding, since
+  // attention would take more rows for a prompt's.
   [[nodiscard]] DummyShape verify_shape(uint32_t rows) const;
   // Sequences for which a recorded step of so many rows has room.
   [[nodiscard]] uint32_t sequences(uint32_t rows) const;

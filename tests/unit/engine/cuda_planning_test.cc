@@ -1,9 +1,11 @@
 // Host-side planning of the CUDA engine: no card needed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
 #include <algorithm>
 
 #include "common/engine/cuda/buckets.h"
+#include "common/engine/cuda/recorded_steps.h"
 #include "common/engine/cuda/step_area.h"
 
 namespace tandem::engine {
@@ -93,6 +95,94 @@ TEST(SlotOrder, PutsSequencesOfFewRowsFirstWhileThereIsRoomForThem) {
   EXPECT_EQ(full.decoding, 1u);
   EXPECT_FALSE(full.several);
   EXPECT_THAT(full.sequence, ElementsAre(1, 0, 2, 3, 4));
+}
+
+// Sequences of these rows.
+struct Shaped {
+  explicit Shaped(const std::vector<uint32_t>& rows) {
+    for (const uint32_t own : rows) {
+      sequences.push_back({static_cast<uint32_t>(tokens.size()), own, 0, {}, 0});
+      tokens.resize(tokens.size() + own);
+    }
+    positions.resize(tokens.size());
+  }
+  [[nodiscard]] StepView view() const { return {tokens, positions, sequences}; }
+  std::vector<TokenId> tokens;
+  std::vector<uint32_t> positions;
+  std::vector<SequenceView> sequences;
+};
+
+// Of an engine for so many sequences, which verify up to `each` rows: see EngineLimits.
+RecordedSteps::Limits verifying(uint32_t each, uint32_t sequences) {
+  return {.decoding = sequences,
+          .few = {.each = each, .together = std::min(each * sequences, std::max(128U, sequences))},
+          .sequences = 2 * sequences,
+          .rows = 128};
+}
+
+bool all_decode(const StepView& view, const FewRows& few) {
+  return SlotOrder(view, few).decoding == view.sequences.size();
+}
+
+TEST(RecordedSteps, AreOfTheKernelsThatStepsOfTheirShapeTake) {
+  for (const uint32_t each : {2U, 3U, 4U, 7U, 16U})
+    for (const uint32_t sequences : {1U, 2U, 3U, 5U, 64U}) {
+      SCOPED_TRACE(testing::Message() << each << " rows, " << sequences << " sequences");
+      const auto limits = verifying(each, sequences);
+      const RecordedSteps steps(limits);
+      EXPECT_FALSE(steps.verifying().empty());
+      for (const uint32_t rows : steps.verifying()) {
+        const DummyStep dummy(steps.verify_shape(rows), {});
+        EXPECT_EQ(dummy.view().rows(), rows);
+        EXPECT_EQ(dummy.positions.size(), rows);
+        EXPECT_LE(dummy.sequences.size(), steps.sequences(rows));
+        EXPECT_TRUE(SlotOrder(dummy.view(), limits.few).several) << rows;
+        EXPECT_TRUE(all_decode(dummy.view(), limits.few)) << rows;
+      }
+      for (const uint32_t rows : steps.decoding()) {
+        const DummyStep dummy(RecordedSteps::decode_shape(rows), {});
+        EXPECT_EQ(dummy.view().rows(), rows);
+        EXPECT_EQ(dummy.sequences.size(), rows);
+        EXPECT_FALSE(SlotOrder(dummy.view(), limits.few).several) << rows;
+      }
+    }
+}
+
+TEST(RecordedSteps, TakeWhatTheyHaveRoomFor) {
+  for (const uint32_t each : {2U, 3U, 4U, 7U, 16U})
+    for (const uint32_t sequences : {1U, 2U, 3U, 5U}) {
+      const auto limits = verifying(each, sequences);
+      const RecordedSteps steps(limits);
+      for (uint32_t first = 1; first <= each + 1; ++first)
+        for (uint32_t others = 0; others <= 2 * sequences; ++others)
+          for (const uint32_t other : {1U, 2U}) {
+            std::vector<uint32_t> rows(1 + others, other);
+            rows[0] = first;
+            const Shaped step(rows);
+            const StepView view = step.view();
+            const auto choice = steps.choose(view);
+            const bool verifies = view.rows() > rows.size();
+            const uint32_t most = verifies ? limits.few.together : sequences;
+            SCOPED_TRACE(testing::Message() << each << " x " << sequences << ": " << first
+                                            << " rows and " << others << " times " << other);
+            ASSERT_EQ(choice.has_value(),
+                      first <= each && view.rows() <= most && rows.size() <= 2 * sequences);
+            if (!choice) continue;
+            EXPECT_EQ(choice->verifies, verifies);
+            const uint32_t bucket =
+                (verifies ? steps.verifying() : steps.decoding())[choice->index];
+            EXPECT_GE(bucket, view.rows());
+            EXPECT_LE(rows.size(), steps.sequences(bucket));
+            EXPECT_EQ(SlotOrder(view, limits.few).several, verifies);
+            EXPECT_TRUE(all_decode(view, limits.few));
+          }
+    }
+}
+
+TEST(RecordedSteps, AreNoneForVerificationUnlessAskedFor) {
+  EXPECT_THAT(RecordedSteps(verifying(1, 4)).verifying(), ElementsAre());
+  EXPECT_FALSE(RecordedSteps(verifying(1, 4)).choose(Shaped({2}).view()));
+  EXPECT_FALSE(RecordedSteps().choose(Shaped({1}).view()));
 }
 
 }  // namespace

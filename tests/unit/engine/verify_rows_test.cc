@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+
 #include <algorithm>
 
 #include "tests/support/engine_variants.h"
@@ -16,17 +17,20 @@ constexpr const char* kWindowed = "mistral_window";
 
 class VerifyRows : public ::testing::TestWithParam<Variant> {
  protected:
-  static std::unique_ptr<EngineHarness> start(const std::string& name) {
+  // An engine made for so many sequences and rows of each, with pages for four sequences.
+  static std::unique_ptr<EngineHarness> start(const std::string& name, uint32_t sequences = 4,
+                                              uint32_t verify_rows = 16) {
     EngineHarness::Options options;
     options.format = GetParam().format;
     options.max_rows = 80;
     options.sequences = 4;
     options.positions = 128;
-    options.verify_rows = 16;
+    options.verify_rows = verify_rows;
+    Backend::Limits limits = limits_of(options);
+    limits.sequences = sequences;
     const auto c = open(name);
     if (c == nullptr) return nullptr;
-    return harness(name,
-                   GetParam().backend.create(GetParam().weights, c->config(), limits_of(options)),
+    return harness(name, GetParam().backend.create(GetParam().weights, c->config(), limits),
                    options);
   }
   static SequenceInput input(EngineHarness& h, const std::vector<TokenId>& tokens,
@@ -172,6 +176,46 @@ TEST_P(VerifyRows, ManyRowsAgreeWithThePromptAtOnce) {
   ASSERT_TRUE(out) << out.error().to_string();
   for (uint32_t s = 0; s < 4; ++s)
     expect_near((*out)[s].logits, want[s], "sequence " + std::to_string(s));
+}
+
+// Engines that verify fewer rows in all than the smallest step that a card records for it has:
+// rows of one sequence, as many together as the engine was made for, and twice as many.
+TEST_P(VerifyRows, SmallEnginesVerifyToo) {
+  struct Made {
+    uint32_t sequences;
+    uint32_t rows;
+  };
+  for (const auto& [sequences, rows] : {Made{1, 4}, Made{1, 2}, Made{2, 2}}) {
+    SCOPED_TRACE(::testing::Message() << "made for " << sequences << " x " << rows << " rows");
+    const auto h = start(kPlain, sequences, rows);
+    ASSERT_NE(h, nullptr);
+    std::vector<std::vector<TokenId>> tokens;
+    std::vector<std::vector<float>> one;
+    for (uint32_t s = 0; s < 2 * sequences; ++s) {
+      const size_t prefix = 28 + 5 * s;
+      tokens.push_back(random_tokens(prefix + rows, 65 + s));
+      one.push_back(logits(*h, tokens[s], s, prefix, 1));
+      for (uint32_t together = 2; together <= rows; ++together)
+        expect_same(logits(*h, tokens[s], s, prefix, together), one[s], together,
+                    "sequence " + std::to_string(s) + ", " + std::to_string(together) + " rows");
+    }
+    for (const uint32_t count : {sequences, 2 * sequences}) {
+      std::vector<SequenceInput> inputs;
+      for (uint32_t s = 0; s < count; ++s) {
+        fill(*h, tokens[s], s, 28 + 5 * s);
+        inputs.push_back(input(*h, tokens[s], s, 28 + 5 * s, rows, StepOutput::kLogits));
+      }
+      const auto out = h->engine().step(inputs, h->pages());
+      ASSERT_TRUE(out) << out.error().to_string();
+      for (uint32_t s = 0; s < count; ++s) {
+        const std::string what = std::to_string(s) + " of " + std::to_string(count);
+        if (count == sequences)
+          expect_same((*out)[s].logits, one[s], count * rows, what);
+        else  // a card takes these for prompts
+          expect_near((*out)[s].logits, one[s], what);
+      }
+    }
+  }
 }
 
 // Penalties count what a row follows, guesses before it included and those behind it not.
