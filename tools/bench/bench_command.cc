@@ -94,7 +94,7 @@ void add_bench_command(CLI::App& app, const Environment& environment) {
   CLI::App* bench =
       app.add_subcommand("bench", "Measure a running cluster, or this machine's card");
   bench->require_subcommand(1);
-  add_device_commands(*bench);
+  add_device_commands(*bench, environment);
   CLI::App* command = bench->add_subcommand(
       "serve", "Send a load to an OpenAI-compatible server and report what clients experience");
   auto flags = std::make_shared<ServeFlags>();

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "common/base/exit.h"
+#include "common/config/cache_folder.h"
 #include "common/engine/cuda/bench/device_bench.h"
 #include "common/engine/cuda/bench/step_bench.h"
 #include "common/engine/cuda/bench/transfer_bench.h"
@@ -149,12 +150,13 @@ void add_transfer_command(CLI::App& bench) {
   command->callback([flags] { transfer(*flags); });
 }
 
-void add_step_command(CLI::App& bench) {
+void add_step_command(CLI::App& bench, const Environment& environment) {
   CLI::App* command = bench.add_subcommand(
       "step",
       "Measure whole steps of the CUDA engine: decoding at several batches, verification, prefill");
   auto flags = std::make_shared<StepFlags>();
   StepBenchOptions& o = flags->options;
+  o.cache_dir = cache_folder(environment);  // of algorithms, as nodes use it
   command->add_option("--device", o.card.device, "Index of the card")->check(whole(0, 1023));
   command->add_option(
       "--model", o.model,
@@ -191,8 +193,8 @@ std::vector<std::string> default_transports(int from, int to) {
   return {from < 0 && to < 0 ? "ucx" : "cuda_ipc"};
 }
 
-void add_device_commands(CLI::App& bench) {
-  add_step_command(bench);
+void add_device_commands(CLI::App& bench, const Environment& environment) {
+  add_step_command(bench, environment);
   add_transfer_command(bench);
   CLI::App* command = bench.add_subcommand(
       "kernels", "Measure each CUDA kernel at the shapes of Qwen2-7B against the card's ceilings");

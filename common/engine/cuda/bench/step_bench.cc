@@ -155,6 +155,7 @@ Status StepBench::load(const StepBenchOptions& options, const model::Checkpoint&
   for (const uint32_t rows : options.verified)
     cuda.max_verify_rows = std::max(cuda.max_verify_rows, rows);
   cuda.quantization = options.quantization;
+  cuda.cache_dir = options.cache_dir;
   if (options.profile) cuda.profile = &profile_;
   TANDEM_ASSIGN(ops_, engine::create_cuda_ops(cuda, config));
   TANDEM_ASSIGN(engine_,

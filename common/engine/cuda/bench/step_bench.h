@@ -24,6 +24,7 @@ struct StepBenchOptions {
   std::vector<uint32_t> prompts = {512, 2048, 8192};
   kv::KvFormat format = kv::KvFormat::kBf16;
   engine::Quantization quantization = engine::Quantization::kNone;
+  std::string cache_dir;  // as CudaOptions::cache_dir
   // Instead of whole steps: where their time goes, stage by stage (engine::StepProfile).
   bool profile = false;
 };
