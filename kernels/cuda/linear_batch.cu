@@ -6,6 +6,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear_batch_layout.h"
 #include "kernels/cuda/linear_batch_multiply.cuh"
+#include "kernels/cuda/linear_units.h"
 #include "kernels/cuda/pipeline.cuh"
 #include "kernels/cuda/rows.cuh"
 #include "kernels/cuda/rows.h"
@@ -429,7 +430,7 @@ Task raw_task(const SmallLinear& task, const BatchPlan& plan) {
   raw.result = task.result;
   raw.out = static_cast<int>(task.out);
   raw.rows = static_cast<int>(task.rows);
-  raw.unit = task.epilogue == SmallEpilogue::kSiluMul ? 2 : 1;
+  raw.unit = static_cast<int>(output_unit(task.epilogue));
   const int64_t inputs = task.fp8 != nullptr ? 128 : 64;
   raw.steps = static_cast<int>((task.in + inputs - 1) / inputs);
   raw.split = static_cast<int>(plan.split);

@@ -2,11 +2,10 @@
 
 #include "kernels/cuda/linear_batch.h"
 #include "kernels/cuda/linear_batch_layout.h"
+#include "kernels/cuda/linear_units.h"
 
 namespace tandem::cuda {
 namespace {
-
-uint32_t ceil_div(int64_t a, int64_t b) { return static_cast<uint32_t>((a + b - 1) / b); }
 
 // Clusters of one block own so many outputs at least a block; fewer are split in two along the
 // inputs, so that a tile fills its instructions (H200, Qwen2-7B shapes: clusters of four are far
@@ -31,7 +30,7 @@ BatchPlan plan_batch_linear(const SmallLinear& task, const BatchDevice& device,
     return wanted != 0 ? wanted : planned;
   };
   const bool fp8 = task.fp8 != nullptr;
-  const int64_t unit = task.epilogue == SmallEpilogue::kSiluMul ? 2 : 1;
+  const int64_t unit = output_unit(task.epilogue);
   const int64_t units = task.out / unit;
   const uint32_t steps = ceil_div(task.in, fp8 ? 128 : 64);
   BatchPlan plan;

@@ -2,11 +2,10 @@
 
 #include "kernels/cuda/linear_small.h"
 #include "kernels/cuda/linear_small_layout.h"
+#include "kernels/cuda/linear_units.h"
 
 namespace tandem::cuda {
 namespace {
-
-uint32_t ceil_div(int64_t a, int64_t b) { return static_cast<uint32_t>((a + b - 1) / b); }
 
 // Fewest outputs that are worth a block of their own.
 constexpr int64_t kMinBlockRows = 4;
@@ -18,10 +17,6 @@ constexpr uint32_t kMinStages = 3;
 
 int64_t element_of(const SmallLinear& task) {
   return task.fp8 != nullptr ? 1 : static_cast<int64_t>(sizeof(Bf16));
-}
-
-int64_t unit_of(const SmallLinear& task) {
-  return task.epilogue == SmallEpilogue::kSiluMul ? 2 : 1;
 }
 
 uint32_t shared_of(const SmallLinear& task, const SmallDevice& device) {
@@ -65,7 +60,7 @@ void plan_stages(const SmallLinear& task, const SmallDevice& device, const Small
 SmallPlan plan_small_linear(const SmallLinear& task, const SmallDevice& device,
                             const SmallPlan& overrides) {
   SmallPlan plan;
-  const int64_t unit = unit_of(task);
+  const int64_t unit = output_unit(task.epilogue);
   const int64_t units = task.out / unit;
   const uint32_t wanted = overrides.blocks != 0
                               ? overrides.blocks

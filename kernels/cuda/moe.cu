@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/linear_units.h"
 #include "kernels/cuda/rows.cuh"
 #include "kernels/cuda/rows.h"
 
@@ -278,8 +279,6 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(Moe task) {
     *at = sum;
   }
 }
-
-unsigned ceil_div(int64_t a, int64_t b) { return static_cast<unsigned>((a + b - 1) / b); }
 
 // Few rows: every warp one expert, so that the router's weights are read by the whole card.
 constexpr uint32_t kFewRows = 64;

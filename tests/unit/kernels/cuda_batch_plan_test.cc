@@ -5,24 +5,15 @@
 
 #include "kernels/cuda/linear_batch.h"
 #include "kernels/cuda/linear_batch_layout.h"
+#include "kernels/cuda/linear_units.h"
+#include "tests/unit/kernels/linear_task.h"
 
 namespace tandem::cuda {
 namespace {
 
-SmallLinear task_of(int64_t in, int64_t out, uint32_t rows, SmallEpilogue epilogue, bool fp8) {
-  static const uint8_t weight = 0;
-  SmallLinear task;
-  task.in = in;
-  task.out = out;
-  task.rows = rows;
-  task.epilogue = epilogue;
-  task.fp8 = fp8 ? &weight : nullptr;
-  return task;
-}
-
 // Outputs of the longest range, as linear_batch.cu divides them.
 int64_t longest_range(const SmallLinear& task, const BatchPlan& plan) {
-  const int64_t unit = task.epilogue == SmallEpilogue::kSiluMul ? 2 : 1;
+  const int64_t unit = output_unit(task.epilogue);
   const int64_t units = task.out / unit;
   int64_t longest = 0;
   for (int64_t c = 0; c < plan.clusters; ++c)
@@ -37,7 +28,7 @@ void expect_fits(const SmallLinear& task, uint32_t multiprocessors) {
   const BatchPlan plan = plan_batch_linear(task, device);
   SCOPED_TRACE(std::to_string(task.in) + "x" + std::to_string(task.out) + " rows " +
                std::to_string(task.rows) + (fp8 ? " fp8" : ""));
-  const int64_t unit = task.epilogue == SmallEpilogue::kSiluMul ? 2 : 1;
+  const int64_t unit = output_unit(task.epilogue);
   EXPECT_GE(plan.columns, task.rows);
   EXPECT_EQ(plan.columns % 8, 0U);
   EXPECT_GE(plan.clusters, 1U);
@@ -69,7 +60,7 @@ TEST(BatchPlanTest, PlansFitTheKernel) {
           for (const uint32_t multiprocessors : {132U, 114U, 1U})
             for (const bool fp8 : {false, true})
               if (!fp8 || in % 16 == 0)
-                expect_fits(task_of(in, out, rows, epilogue, fp8), multiprocessors);
+                expect_fits(task_of({in, out, rows, epilogue, false, fp8}), multiprocessors);
 }
 
 // How sums are divided decides their bits.
@@ -78,7 +69,7 @@ TEST(BatchPlanTest, SumsAreDividedAlikeForAnyNumberOfRows) {
     for (const int64_t out : {96, 3584, 4608, 37888})
       for (const bool fp8 : {false, true}) {
         const auto plan = [&](uint32_t rows) {
-          return plan_batch_linear(task_of(in, out, rows, SmallEpilogue::kStore, fp8), {});
+          return plan_batch_linear(task_of({in, out, rows, SmallEpilogue::kStore, false, fp8}), {});
         };
         const BatchPlan first = plan(1);
         for (uint32_t rows = 2; rows <= kBatchRows; ++rows) {
@@ -90,7 +81,8 @@ TEST(BatchPlanTest, SumsAreDividedAlikeForAnyNumberOfRows) {
 
 TEST(BatchPlanTest, KeepsTheCardBusy) {
   for (const bool fp8 : {false, true}) {
-    const BatchPlan plan = plan_batch_linear(task_of(3584, 3584, 32, SmallEpilogue::kAdd, fp8), {});
+    const BatchPlan plan =
+        plan_batch_linear(task_of({3584, 3584, 32, SmallEpilogue::kAdd, false, fp8}), {});
     EXPECT_EQ(plan.clusters * plan.split, 132U);
     EXPECT_GE(plan.stages * plan.tile_rows * kBatchPanelBytes, 64U * 1024);
   }

@@ -4,20 +4,11 @@
 
 #include "kernels/cuda/linear_small.h"
 #include "kernels/cuda/linear_small_layout.h"
+#include "kernels/cuda/linear_units.h"
+#include "tests/unit/kernels/linear_task.h"
 
 namespace tandem::cuda {
 namespace {
-
-SmallLinear task_of(int64_t in, int64_t out, uint32_t rows, SmallEpilogue epilogue, bool normed) {
-  static const float norm = 1.0F;
-  SmallLinear task;
-  task.in = in;
-  task.out = out;
-  task.rows = rows;
-  task.epilogue = epilogue;
-  task.norm = normed ? &norm : nullptr;
-  return task;
-}
 
 void expect_fits(const SmallLinear& task) {
   const bool fp8 = task.fp8 != nullptr;
@@ -25,7 +16,7 @@ void expect_fits(const SmallLinear& task) {
   const SmallPlan plan = plan_small_linear(task, device);
   SCOPED_TRACE(std::to_string(task.in) + "x" + std::to_string(task.out) + " rows " +
                std::to_string(task.rows));
-  const int64_t unit = task.epilogue == SmallEpilogue::kSiluMul ? 2 : 1;
+  const int64_t unit = output_unit(task.epilogue);
   EXPECT_GE(plan.blocks, 1U);
   EXPECT_LE(plan.blocks, device.multiprocessors);
   EXPECT_LE(int64_t{plan.blocks}, task.out / unit);
@@ -53,19 +44,15 @@ TEST(SmallPlanTest, PlansFitTheKernel) {
     for (const int64_t out : {2, 6, 34, 576, 4608, 37888, 152064})
       for (uint32_t rows = 1; rows <= kSmallRows; ++rows)
         for (const SmallEpilogue epilogue : {SmallEpilogue::kStore, SmallEpilogue::kSiluMul})
-          for (const bool normed : {false, true}) {
-            SmallLinear task = task_of(in, out, rows, epilogue, normed);
-            expect_fits(task);
-            if (in % 16 != 0) continue;
-            const uint8_t weights = 0;
-            task.fp8 = &weights;
-            expect_fits(task);
-          }
+          for (const bool normed : {false, true})
+            for (const bool fp8 : {false, true})
+              if (!fp8 || in % 16 == 0)
+                expect_fits(task_of({in, out, rows, epilogue, normed, fp8}));
 }
 
 TEST(SmallPlanTest, ABatchOf1NormsItsOwnRowAndKeepsTheCardBusy) {
   const SmallPlan plan =
-      plan_small_linear(task_of(3584, 37888, 1, SmallEpilogue::kSiluMul, true), {});
+      plan_small_linear(task_of({3584, 37888, 1, SmallEpilogue::kSiluMul, true}), {});
   EXPECT_EQ(plan.input, SmallInput::kNormed);
   EXPECT_EQ(plan.blocks, 132U);
   // Enough on its way to cover memory latency: about 64 KB a multiprocessor at 4.3 TB/s.
