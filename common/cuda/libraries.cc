@@ -25,8 +25,8 @@ constexpr Known kKnown[] = {
     {"cuBLASLt", "libcublasLt.so.13", "device: cuda", "cublasLtGetVersion", Asks::kSize, 100},
     {"NVML", "libnvidia-ml.so.1", "metrics of cards and links", nullptr, Asks::kSize, 0},
     {"NCCL", "libnccl.so.2", "transport nccl", "ncclGetVersion", Asks::kStatus, 100},
-    {"cuDNN", "libcudnn.so.9", "nothing else; used where it is faster", "cudnnGetVersion",
-     Asks::kSize, 100},
+    {"cuDNN", "libcudnn.so.9", "comparison in tandem bench kernels", "cudnnGetVersion", Asks::kSize,
+     100},
 };
 
 std::string dotted(size_t version, int unit) {
