@@ -18,6 +18,7 @@ constexpr uint32_t kRetryElsewhere = 1;  // seconds: another router, or this one
 
 // A node's own fit counts from so many answers on, and not when it idles on an old one.
 constexpr uint64_t kAnswersToKnow = 8;
+constexpr uint64_t kPromptsToKnow = 4;
 constexpr auto kKnownFor = std::chrono::seconds(10);
 // A sequence lengthens its neighbours' step by at least this share, measured or not, so that equal
 // nodes share the work whatever noise their fits have.
@@ -174,7 +175,9 @@ NodeView Dispatcher::Impl::view(const Node& n, const Request& r, uint32_t cached
   v.max_context = n.hello.max_context();
   v.open_prefill_tokens = n.open_prefill_tokens;
   v.max_batch_tokens = n.hello.max_batch_tokens();
-  v.prefill_rate = n.beat.prefill_tokens_per_second();
+  const bool paced =
+      n.pace.observations() >= kPromptsToKnow && now - n.last_first_token <= kKnownFor;
+  v.prefill_rate = paced ? n.pace.per_second() : n.beat.prefill_tokens_per_second();
   v.total_blocks = n.hello.kv_blocks();
   const uint64_t used = std::max<uint64_t>(n.beat.kv_blocks_used(), n.committed_blocks);
   v.free_blocks = static_cast<uint32_t>(v.total_blocks - std::min<uint64_t>(v.total_blocks, used));
@@ -214,6 +217,13 @@ void Dispatcher::Impl::observe_decode(Node& n, const Request& r) {
   n.decode_time.observe(prompt, tokens, alone);
   decode_time_.observe(prompt, tokens, alone);
   n.last_answer = now;
+}
+
+void Dispatcher::Impl::observe_prefill(Node& n, const Request& r) {
+  if (r.charged != n.handle) return;
+  const TimePoint now = deps_.clock.now();
+  n.pace.observe(static_cast<double>(r.prefill_ahead), to_seconds(now - r.charged_at));
+  n.last_first_token = now;
 }
 
 bool Dispatcher::Impl::impossible(const Request& r, Error& why) const {

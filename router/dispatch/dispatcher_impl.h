@@ -44,6 +44,8 @@ struct Request {
   bool prefill_done = false;
   uint64_t prefill_charge = 0;  // tokens counted in a node's open_prefill_tokens
   NodeHandle charged;
+  uint64_t prefill_ahead = 0;  // tokens of that node then, these included
+  TimePoint charged_at;
   uint32_t block_charge = 0;  // blocks counted in the decode node's committed_blocks
   uint32_t cached_tokens = 0;
   uint32_t predicted = 0;
@@ -85,7 +87,9 @@ struct Node {
   bool introduced = false;  // knows of the nodes that it sends KV to
   Breaker breaker;
   DecodeTimeModel decode_time;
-  TimePoint last_answer;                 // when decode_time learnt from one
+  TimePoint last_answer;  // when decode_time learnt from one
+  PrefillPaceModel pace;
+  TimePoint last_first_token;            // when pace learnt from one
   size_t slot = PrefixAffinity::kSlots;  // in the prefix index; kSlots: none left
   uint32_t open_requests = 0;
   uint64_t open_prefill_tokens = 0;
@@ -133,6 +137,8 @@ class Dispatcher::Impl {
   // The fit of the quickest decode node that has one, else that of all answers.
   [[nodiscard]] const DecodeTimeModel& best_decode_time() const;
   void observe_decode(Node& node, const Request& r);
+  // The first token has come from the node that was charged with the prompt.
+  void observe_prefill(Node& node, const Request& r);
   [[nodiscard]] bool avoided(const Request& r, NodeHandle node) const;
   void note_dispatched(TimePoint now);
   [[nodiscard]] uint32_t retry_after() const;

@@ -155,6 +155,7 @@ void Dispatcher::Impl::on_prefill_done(Node& n, const control::PrefillDone& mess
   record(n, Outcome::kSuccess);
   r->prefill_done = true;
   r->prefill_done_at = deps_.clock.now();
+  observe_prefill(n, *r);
   discharge_prefill(*r);
   if (r->transfer != 0) counters_.prefill_compute_seconds += message.compute_seconds();
   AnswerUpdate update;
@@ -225,7 +226,10 @@ void Dispatcher::Impl::on_run(Node& n, const control::TokenRun& run) {
     return;
   }
   mark_admitted(*r);
-  if (r->transfer == 0) discharge_prefill(*r);  // a local prefill is over with the first token
+  if (r->transfer == 0) {  // a local prefill is over with the first token
+    observe_prefill(n, *r);
+    discharge_prefill(*r);
+  }
   if (!r->first_token_here && run.tokens_size() > 0) r->first_token_here = deps_.clock.now();
   AnswerUpdate update;
   update.cached_tokens = run.cached_tokens();

@@ -159,6 +159,8 @@ void Dispatcher::Impl::charge_prefill(Request& r, Node& n, uint64_t tokens) {
   r.prefill_charge = tokens;
   r.charged = n.handle;
   n.open_prefill_tokens += tokens;
+  r.prefill_ahead = n.open_prefill_tokens;
+  r.charged_at = deps_.clock.now();
   if (n.role == NodeRole::kPrefill) ++n.open_requests;
 }
 

@@ -8,8 +8,11 @@ namespace tandem::router {
 namespace {
 
 constexpr double kUnknownPrefillRate = 1000;  // tokens per second, until a node has reported
-// A prompt prefilled on a decode node holds up the answers that run there; a factor on its time.
-constexpr double kLocalPrefillPenalty = 2;
+// A prompt prefilled on a decode node holds up the answers that run there, though no token for
+// longer than its node lets a step take: its first token must come by so much sooner.
+constexpr double kLocalMargin = 1.2;
+// A second until the first token counts as so many of the answer, which its reader may not notice.
+constexpr double kFirstTokenWeight = 4;
 
 bool can_hold(const NodeView& node, const RouteQuery& q) {
   const uint64_t tokens = uint64_t{q.prompt_tokens} + q.predicted_new_tokens;
@@ -58,9 +61,9 @@ double decode_finish(const NodeView& node, const RouteQuery& q) {
   return seconds + 1e-4 * fill + 1e-4 * node.open_requests;
 }
 
-template <typename Cost>
+template <typename Eligible, typename Cost>
 std::optional<size_t> cheapest(std::span<const NodeView> nodes, const RouteQuery& q,
-                               bool (*eligible)(const NodeView&, const RouteQuery&), Cost&& cost) {
+                               Eligible&& eligible, Cost&& cost) {
   std::optional<size_t> best;
   double least = std::numeric_limits<double>::infinity();
   for (size_t i = 0; i < nodes.size(); ++i) {
@@ -80,24 +83,47 @@ bool any_usable(std::span<const NodeView> nodes, const RouteQuery& q) {
   });
 }
 
-// Seconds until a prompt prefilled on the decode node itself has its first token.
-double local_finish(const NodeView& node, const RouteQuery& q, std::span<const NodeView> prefill) {
-  double rate = node.prefill_rate;
-  if (rate <= 0) {
-    for (const NodeView& p : prefill) rate = std::max(rate, rate_of(p) / 2);
-    if (rate <= 0) rate = kUnknownPrefillRate / 2;
+// How soon prompts advance on decode nodes. One that has not prefilled yet is taken for as quick as
+// the prefill nodes: its first prompts tell.
+class LocalPrefill {
+ public:
+  explicit LocalPrefill(std::span<const NodeView> prefill) {
+    for (const NodeView& p : prefill) unknown_ = std::max(unknown_, p.prefill_rate);
+    if (unknown_ <= 0) unknown_ = kUnknownPrefillRate;
   }
-  return kLocalPrefillPenalty *
-         (uncached(node, q) + static_cast<double>(node.open_prefill_tokens)) / rate;
-}
+
+  // Seconds that the prompts there take, before this one.
+  [[nodiscard]] double backlog(const NodeView& node) const {
+    return static_cast<double>(node.open_prefill_tokens) / rate(node);
+  }
+  // Seconds until the first token of a prompt prefilled there.
+  [[nodiscard]] double first_token(const NodeView& node, const RouteQuery& q) const {
+    return backlog(node) + uncached(node, q) / rate(node);
+  }
+
+ private:
+  [[nodiscard]] double rate(const NodeView& node) const {
+    return node.prefill_rate > 0 ? node.prefill_rate : unknown_;
+  }
+  double unknown_ = 0;
+};
 
 }  // namespace
 
 Route PredictedFinishPolicy::choose(const RouteQuery& q, std::span<const NodeView> prefill,
                                     std::span<const NodeView> decode) const {
+  const LocalPrefill here(prefill);
+  // When an answer ends whose prompt is prefilled here, and one that is handed over: the prompts
+  // that are prefilled here hold that up later.
+  const auto finish_here = [&](const NodeView& n, const RouteQuery& r) {
+    return decode_finish(n, r) + kFirstTokenWeight * here.first_token(n, r);
+  };
+  const auto finish_handed_over = [&](const NodeView& n, const RouteQuery& r) {
+    return decode_finish(n, r) + here.backlog(n);
+  };
   if (q.force_local) {
-    auto d = cheapest(decode, q, can_hold, decode_finish);
-    if (!d) d = cheapest(decode, q, can_queue, decode_finish);
+    auto d = cheapest(decode, q, can_hold, finish_here);
+    if (!d) d = cheapest(decode, q, can_queue, finish_here);
     if (d) return {RouteKind::kLocalForced, 0, *d};
     return {};
   }
@@ -107,23 +133,29 @@ Route PredictedFinishPolicy::choose(const RouteQuery& q, std::span<const NodeVie
     if (p) return {RouteKind::kPrefillOnly, *p, 0};
     return {};
   }
-  const std::optional<size_t> d = cheapest(decode, q, can_hold, decode_finish);
-  if (!d) return {};
-  if (!prefill_exists) return {RouteKind::kLocalOnly, 0, *d};
-  if (uncached(decode[*d], q) < q.local_prefill_below) return {RouteKind::kLocalShort, 0, *d};
+  const std::optional<size_t> local = cheapest(decode, q, can_hold, finish_here);
+  if (!local) return {};
+  if (!prefill_exists) return {RouteKind::kLocalOnly, 0, *local};
+  if (uncached(decode[*local], q) < q.local_prefill_below) {
+    return {RouteKind::kLocalShort, 0, *local};
+  }
   // The nearest prefill node that exists, busy or not: waiting for it is a choice, too.
-  const auto any = cheapest(
+  const auto nearest = cheapest(
       prefill, q,
       [](const NodeView& n, const RouteQuery& r) {
         return n.usable && n.max_context >= r.prompt_tokens;
       },
       prefill_finish);
-  if (q.local_prefill_below > 0 &&
-      local_finish(decode[*d], q, prefill) < prefill_finish(prefill[*any], q)) {
-    return {RouteKind::kLocalSooner, 0, *d};
+  const size_t remote = *cheapest(decode, q, can_hold, finish_handed_over);
+  const double elsewhere = kFirstTokenWeight * prefill_finish(prefill[*nearest], q) +
+                           finish_handed_over(decode[remote], q);
+  const double at_home = kLocalMargin * kFirstTokenWeight * here.first_token(decode[*local], q) +
+                         decode_finish(decode[*local], q);
+  if (q.local_prefill_below > 0 && at_home < elsewhere) {
+    return {RouteKind::kLocalSooner, 0, *local};
   }
   if (!p) return {};
-  return {RouteKind::kRemote, *p, *d};
+  return {RouteKind::kRemote, *p, remote};
 }
 
 Route RoundRobinPolicy::choose(const RouteQuery& q, std::span<const NodeView> prefill,

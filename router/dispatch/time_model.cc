@@ -11,6 +11,8 @@ constexpr double kForgetting = 0.995;
 // Forgetting inflates the covariance in directions that no answer probes; this bounds it.
 constexpr double kMaxVarianceA = 1e-2;
 constexpr double kMaxVarianceB = 10;
+// Remembers about the last 10 prompts: what a node does beside them changes quickly.
+constexpr double kPaceForgetting = 0.9;
 }  // namespace
 
 void DecodeTimeModel::observe(double prompt_tokens, double new_tokens, double seconds) {
@@ -36,6 +38,15 @@ void DecodeTimeModel::observe(double prompt_tokens, double new_tokens, double se
 double DecodeTimeModel::predict(double prompt_tokens, double new_tokens) const {
   return std::max(0.0, a_ * prompt_tokens + b_ * new_tokens);
 }
+
+void PrefillPaceModel::observe(double tokens, double seconds) {
+  if (!std::isfinite(seconds) || seconds <= 0 || tokens <= 0) return;
+  tokens_ = tokens_ * kPaceForgetting + tokens;
+  seconds_ = seconds_ * kPaceForgetting + seconds;
+  ++observations_;
+}
+
+double PrefillPaceModel::per_second() const { return seconds_ > 0 ? tokens_ / seconds_ : 0; }
 
 void OutputLengthModel::observe(uint32_t new_tokens) {
   recent_[next_] = new_tokens;

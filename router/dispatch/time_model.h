@@ -25,6 +25,21 @@ class DecodeTimeModel {
   uint64_t observations_ = 0;
 };
 
+// How fast a node works off its prompts: tokens that were ahead of a first token, the prompt's own
+// included, over the time until it came. So it holds what else the node does meanwhile, and the
+// ways there and back. Old answers fade.
+class PrefillPaceModel {
+ public:
+  void observe(double tokens, double seconds);
+  // Tokens per second; 0: not known.
+  [[nodiscard]] double per_second() const;
+  [[nodiscard]] uint64_t observations() const { return observations_; }
+
+ private:
+  double tokens_ = 0, seconds_ = 0;
+  uint64_t observations_ = 0;
+};
+
 // Guesses how long answers become from those that finished lately.
 class OutputLengthModel {
  public:

@@ -265,6 +265,7 @@ void Cluster::cancel(uint64_t id) {
 void Cluster::on_update(router::AnswerUpdate update) {
   ClientAnswer& a = answers_.at(update.id.value);
   if (a.ends > 0 || a.cancelled) ++a.updates_after_end;
+  if (!update.tokens.empty() && !a.first_token) a.first_token = world.now();
   for (const auto& t : update.tokens) a.tokens.push_back(t.id);
   for (const auto& t : update.prompt_scores) a.scores.push_back(t.id);
   a.longest_pause = std::max(a.longest_pause, world.now() - a.last_update);

@@ -28,6 +28,7 @@ struct ClientAnswer {
   int updates_after_end = 0;
   bool cancelled = false;
   TimePoint submitted;
+  std::optional<TimePoint> first_token;
   TimePoint ended_at;
   Duration longest_pause{};  // between two updates
   TimePoint last_update;

@@ -16,7 +16,7 @@ ClusterOptions small_cluster() {
   ClusterOptions options;
   // The router asks for as long as a slow machine may need; the node grants less here.
   options.decode.decode.max_lease = milliseconds(400);
-  options.dispatch.local_prefill_below = 1;  // hand over whatever there is
+  options.dispatch.local_prefill_below = 0;  // hand over whatever there is
   return options;
 }
 

@@ -327,6 +327,7 @@ TEST(Failures, AnOpenPrefillBreakerMeansNoReservationEither) {
   failing.fail_prefill = 1;
   DispatchOptions options;
   options.max_retries = 5;
+  options.local_prefill_below = 0;  // no prompt avoids the prefill node as long as it may be used
   Pair c(options, failing);
   std::vector<uint64_t> ids;
   for (int i = 0; i < 4; ++i) ids.push_back(c.submit(100, 5));

@@ -93,10 +93,10 @@ int tasks(Cluster& c, const char* id) {
 }
 
 // Prompts that share nothing, `count` at once.
-void submit_many(Cluster& c, int count, uint32_t first) {
+void submit_many(Cluster& c, int count, uint32_t first, size_t length = 100) {
   for (int i = 0; i < count; ++i) {
     TaskSpec spec;
-    spec.prompt.assign(100, static_cast<TokenId>(first + static_cast<uint32_t>(i)));
+    spec.prompt.assign(length, static_cast<TokenId>(first + static_cast<uint32_t>(i)));
     spec.max_new_tokens = 40;
     c.submit(spec);
   }
@@ -113,6 +113,30 @@ TEST(Nodes, OneThatHasAnsweredDoesNotDrawEverything) {
   c.settle(seconds(5));
   EXPECT_GE(tasks(c, "d0"), 3);
   EXPECT_GE(tasks(c, "d1"), 3);
+}
+
+// Both say of themselves that they prefill 5000 tokens a second.
+TEST(Nodes, OnesThatPrefillMoreSlowlyThanTheySayAreFoundOut) {
+  for (const char* slow : {"p0", "d0"}) {
+    SCOPED_TRACE(slow);
+    Cluster c(1);
+    FakeNode& p0 = c.add(kPrefill, "p0");
+    FakeNode& d0 = c.add(kDecode, "d0");
+    c.find(slow)->options.prefill_time = milliseconds(400);
+    const auto round = [&](uint32_t i) {
+      submit_many(c, 2, 10 + 10 * i, 1000);
+      c.settle(seconds(10));
+    };
+    for (uint32_t i = 0; i < 6; ++i) round(i);  // what one has to wait for goes to the other
+    const int there = p0.count(control::ToNode::kPrefill);
+    const int here = d0.count(control::ToNode::kGenerate);
+    EXPECT_GE(there, 4);
+    EXPECT_GE(here, 4);
+    for (uint32_t i = 6; i < 12; ++i) round(i);
+    EXPECT_GE(slow == std::string("d0") ? p0.count(control::ToNode::kPrefill) - there
+                                        : d0.count(control::ToNode::kGenerate) - here,
+              11);
+  }
 }
 
 TEST(Nodes, ASlowOneIsFoundOutAndTriedAgain) {

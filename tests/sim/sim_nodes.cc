@@ -56,6 +56,7 @@ std::unique_ptr<SimExecutor> SimNode::make_executor(const engine::KvPages& pages
                              return engine.step(sequences, hook);
                            }),
       [this, slowdown](const node::StepJob& job) {
+        if (options_.step_cost) return options_.step_cost(name_, job) * slowdown;
         Duration cost = options_.step_base;
         for (const auto& s : job.sequences) {
           cost += options_.step_row * static_cast<int64_t>(s.tokens.size());

@@ -32,6 +32,8 @@ struct NodeOptions {
   // Time of a step: `base` and so much per row.
   Duration step_base = std::chrono::milliseconds(2);
   Duration step_row = std::chrono::microseconds(50);
+  // What a step of that node takes instead, asked when it begins.
+  std::function<Duration(const std::string& node, const node::StepJob&)> step_cost{};
   Duration tick = std::chrono::milliseconds(5);
   prefill::PrefillOptions prefill{};
   decode::DecodeOptions decode{};

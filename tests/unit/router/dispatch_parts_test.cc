@@ -316,8 +316,63 @@ TEST(PredictedFinish, BusyPrefillNodesMeanWaitingOrLocalWorkWhicheverIsSooner) {
   EXPECT_EQ(policy.choose(query(500), p, d).kind, RouteKind::kWait);  // 5 s here, 2.5 s there
   d[0].prefill_rate = 1000;
   EXPECT_EQ(policy.choose(query(500), p, d).kind, RouteKind::kLocalSooner);
-  d[0].open_prefill_tokens = 2000;
+  d[0].open_prefill_tokens = 2500;
   EXPECT_EQ(policy.choose(query(500), p, d).kind, RouteKind::kWait);
+}
+
+TEST(PredictedFinish, AnIdleDecodeNodeTakesAPromptThatWouldWaitLonger) {
+  const PredictedFinishPolicy policy;
+  std::vector<NodeView> p{prefill_view()};
+  std::vector<NodeView> d{decode_view(), decode_view()};
+  // Never prefilled: taken for as quick as the prefill node. 0.5 s, and a fifth more as a margin.
+  EXPECT_EQ(policy.choose(query(500), p, d).kind, RouteKind::kRemote);
+  p[0].open_prefill_tokens = 95;
+  EXPECT_EQ(policy.choose(query(500), p, d).kind, RouteKind::kRemote);
+  p[0].open_prefill_tokens = 105;
+  EXPECT_EQ(policy.choose(query(500), p, d).kind, RouteKind::kLocalSooner);
+  // It goes where it begins soonest, even if answers are drawn a little slower there.
+  d[0].open_prefill_tokens = 600;
+  d[1].decode_b = 0.021;
+  const Route route = policy.choose(query(500), p, d);
+  EXPECT_EQ(route.kind, RouteKind::kLocalSooner);
+  EXPECT_EQ(route.decode, 1U);
+  // What else it does slows its prompts down.
+  d[1].prefill_rate = 800;
+  EXPECT_EQ(policy.choose(query(500), p, d).kind, RouteKind::kRemote);
+  RouteQuery never = query(500);
+  never.local_prefill_below = 0;
+  p[0].open_prefill_tokens = 2000;
+  EXPECT_EQ(policy.choose(never, p, d).kind, RouteKind::kRemote);
+}
+
+TEST(PredictedFinish, PromptsThatWaitOnADecodeNodeCount) {
+  const PredictedFinishPolicy policy;
+  const std::vector<NodeView> p{prefill_view()};
+  std::vector<NodeView> d{decode_view(), decode_view()};
+  d[0].prefill_rate = d[1].prefill_rate = 1000;
+  d[0].open_prefill_tokens = 1000;
+  d[1].open_requests = 1;
+  EXPECT_EQ(policy.choose(query(500), p, d).decode, 1U);   // handed over
+  EXPECT_EQ(policy.choose(query(500), {}, d).decode, 1U);  // prefilled there
+  d[1].decode_b = 0.06;                                    // 2 s and 1 s of prompts, against 6 s
+  EXPECT_EQ(policy.choose(query(500), p, d).decode, 0U);
+  d[1].decode_b = 0.05;  // 5 s, but the first token comes a second sooner
+  EXPECT_EQ(policy.choose(query(500), {}, d).decode, 1U);
+}
+
+TEST(PrefillPace, IsOfTheLastPromptsAndWeighsLongOnesMore) {
+  PrefillPaceModel pace;
+  EXPECT_EQ(pace.per_second(), 0);
+  pace.observe(100, 0);  // nothing to learn from
+  pace.observe(0, 1);
+  pace.observe(100, -1);
+  EXPECT_EQ(pace.observations(), 0U);
+  pace.observe(1000, 0.1);
+  EXPECT_DOUBLE_EQ(pace.per_second(), 10000);
+  pace.observe(10, 0.01);
+  EXPECT_DOUBLE_EQ(pace.per_second(), 910 / 0.1);  // 0.9 of the old, and the new
+  for (int i = 0; i < 60; ++i) pace.observe(100, 0.1);
+  EXPECT_NEAR(pace.per_second(), 1000, 20);
 }
 
 TEST(PredictedFinish, BothLegsOrNeither) {  // failures.md 12
