@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Real clusters whose prefill and decode nodes stand on different devices of one host.
 
-In every KV format and over every transport they answer what one device alone answers. Then each role is killed, and frozen,
-while transfers are under way: no request fails, each gives the text it gives without faults, and nothing stays behind.
+In every KV format and over every transport they answer what one device alone answers. Then each role is killed, and each kind of
+node frozen, while transfers are under way: with a node no request fails, with the router those that it had do; every answer that comes
+is the one that comes without faults, and nothing stays behind.
 
 On cards a prompt computed in other company may end where two tokens are as good as each other: an answer may part from the one
 wanted there, and nowhere else. On CPUs, and for trained models without faults, not even there.
@@ -164,7 +165,7 @@ class Load:
         self.cluster, self.prompts, self.wanted, self.tokens, self.ties = cluster, prompts, wanted, tokens, ties
         self.stop = threading.Event()
         self.lock = threading.Lock()
-        self.done, self.parted, self.slowest, self.wrong = 0, 0, 0.0, []
+        self.done, self.parted, self.slowest, self.wrong, self.failed = 0, 0, 0.0, [], []
         self.threads = [threading.Thread(target=self.run, args=(i,), daemon=True) for i in range(threads)]
         for thread in self.threads:
             thread.start()
@@ -173,15 +174,20 @@ class Load:
         while not self.stop.is_set():
             begin = time.monotonic()
             at = i % len(self.prompts)
+            problem, failed = None, None
             try:
                 problem = self.ask(at)
             except Exception as error:  # noqa: BLE001: whatever it is, a client would see it
-                problem = f"{type(error).__name__}: {error}"
+                failed = f"{type(error).__name__}: {error}"
             with self.lock:
-                self.done += 1
+                self.done += not failed
                 self.slowest = max(self.slowest, time.monotonic() - begin)
                 if problem:
                     self.wrong.append(problem[-600:])
+                if failed:
+                    self.failed.append(failed[-600:])
+            if failed:
+                self.stop.wait(0.05)
             i += len(self.threads)
 
     def ask(self, at):
@@ -220,8 +226,11 @@ def fault(options, checker, cluster, what, role, sig, prompts, wanted):
         # Open: posted, and not acknowledged to its end. With several at a time the signal falls into the midst of one.
         harness.wait_until(lambda: load.done > 0 and open_transfers() > 0, 60,
                            "transfers under way")
+        restarts = cluster.restarts(role)
         cluster.kill(role, sig)
         begin = time.monotonic()
+        if sig == signal.SIGKILL:
+            harness.wait_until(lambda: cluster.restarts(role) > restarts, 60, f"another {role}")
         if sig == signal.SIGSTOP:
             time.sleep(FROZEN_SECONDS)
             cluster.kill(role, signal.SIGCONT)
@@ -237,12 +246,21 @@ def fault(options, checker, cluster, what, role, sig, prompts, wanted):
     cluster.wait_idle()
     checker.check(f"{what}: {load.done} answers as without it{f', {load.parted} up to a tie' if load.parted else ''}",
                   not load.wrong and not again, f"{len(load.wrong)} differ, the first: {(load.wrong + [again])[:1]}")
+    # What a router had taken is lost with it; nodes take each other's place.
+    most = options.load if role == "router" else 0
+    broken = [f for f in load.failed if role != "router" or not refused(f)]
+    checker.check(f"{what}: {len(load.failed)} requests failed", len(broken) <= most, f"{len(broken)}, the first: {broken[:1]}")
     other = node_metrics(cluster, "decode-1" if role == "prefill-0" else "prefill-0")
     print(f"       slowest answer {load.slowest:.2f} s, whole {time.monotonic() - begin:.1f} s, a survivor counted "
           f"{failures_seen(other)}", flush=True)
 
 
-FAULTS = [(role, verb) for verb in ("killed", "frozen") for role in ("prefill-0", "decode-0")]
+def refused(failure):
+    """Sent to a router that was not there yet, or had no node yet."""
+    return failure.startswith("ConnectionRefusedError") or "503" in failure or "unavailable" in failure
+
+
+FAULTS = [("router", "killed")] + [(role, verb) for verb in ("killed", "frozen") for role in ("prefill-0", "decode-0")]
 
 
 def faults(options, checker, folder, model, kind, hits=FAULTS):

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""What a node says of its card's NVLinks on /metrics, against what the driver's own tool says of them.
+"""What a node says of its card's NVLinks on /metrics, and `tandem doctor` of how cards reach each other, against what the driver's
+own tool says of both.
 
 usage: links.py [--devices cuda:0,cuda:1]
 """
 import argparse
+import json
 import pathlib
 import re
 import subprocess
@@ -21,11 +23,29 @@ def driver_links(device):
     return len(speeds), sum(speeds) * 1e9
 
 
+def driver_topology():
+    """Rows of `nvidia-smi topo -m`, cards only: what is between each two of them; "X" on the diagonal."""
+    run = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=30, check=True)
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).split() for line in run.stdout.splitlines()]
+    rows = [line[1:] for line in lines if line and re.fullmatch(r"GPU\d+", line[0]) and "X" in line]
+    return [row[:len(rows)] for row in rows]
+
+
+def check_doctor():
+    """How many pairs of cards doctor and driver tell differently; all of them are printed."""
+    told = json.loads(harness.tandem("doctor", "--json", check=False).stdout)["topology"]
+    wanted = driver_topology()
+    rows = [[cell if i != j else "X" for j, cell in enumerate(row)] for i, row in enumerate(told)]
+    good = rows == wanted and len(rows) > 0
+    print(f"{'ok    ' if good else 'FAILED'} tandem doctor on how {len(rows)} cards reach each other: {rows}, the driver says {wanted}")
+    return not good
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--devices", default="cuda:0,cuda:1")
     devices = parser.parse_args().devices.split(",")
-    failures = 0
+    failures = int(check_doctor())
     with tempfile.TemporaryDirectory(prefix="tandem-links-") as name:
         folder = pathlib.Path(name)
         config = {"model": named_model("chat-6m", folder), "kv": {"memory": "64MiB"},

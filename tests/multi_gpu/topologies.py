@@ -39,7 +39,7 @@ def cluster_config(options, model, prefill, decode, fallback):
 
     def nodes(dealt):
         return [node(d, kind, options.memory_share / load[d], max_batch_tokens=options.batch_tokens,
-                     max_sequences=options.sequences, threads=options.threads) for d in dealt]
+                     max_sequences=options.sequences, threads=options.threads, chunk_tokens=options.chunk_tokens) for d in dealt]
     return {
         "model": model, "kv": {"format": options.kv_format, "memory": options.kv_memory},
         "router": {"dispatch": {"local_prefill_below": options.local_below if fallback else 0},
@@ -47,8 +47,8 @@ def cluster_config(options, model, prefill, decode, fallback):
         "prefill": nodes(dealt_prefill), "decode": nodes(dealt_decode)}
 
 
-def replay(options, cluster, time_scale, seed):
-    words = ["bench", "serve", "--url", cluster.url, "--trace", options.trace, "--requests", options.requests,
+def replay(options, cluster, time_scale, seed, requests):
+    words = ["bench", "serve", "--url", cluster.url, "--trace", options.trace, "--requests", requests,
              "--time-scale", time_scale, "--length-scale", options.length_scale, "--max-prompt-tokens", options.max_prompt,
              "--max-output-tokens", options.max_output, "--slo-ttft-ms", options.slo_ttft_ms, "--slo-itl-ms", options.slo_itl_ms,
              "--seed", seed, "--json"]
@@ -64,26 +64,52 @@ def ways(cluster):
     return out
 
 
-def measure(options, folder, model, name, prefill, decode, fallback):
+def restart_router(cluster, config, nodes):
+    """Another configuration for the router; the nodes stay as they are."""
+    cluster.config = harness.merge(cluster.config, config)
+    cluster.config_path.write_text(json.dumps(cluster.config, indent=1))
+    before = cluster.restarts("router")
+    cluster.kill("router")
+    harness.wait_until(lambda: cluster.restarts("router") > before, 30, "another router")
+    cluster.wait_ready()
+    cluster.wait_nodes(nodes, 30)
+
+
+def measure(options, folder, model, name, prefill, decode, fallbacks):
+    """The rows of one topology: its nodes start once, each way of falling back has a router of its own."""
     begin = time.monotonic()
-    with harness.Cluster(folder / f"{name}-{'on' if fallback else 'off'}", cluster_config(options, model, prefill, decode, fallback),
-                         ready_timeout=300) as cluster:
+    rows = []
+    config = cluster_config(options, model, prefill, decode, fallbacks[0])
+    with harness.Cluster(folder / name.replace(" ", "-"), config, ready_timeout=300) as cluster:
         ready = time.monotonic() - begin
-        # Warm: each node has computed, each pair has met.
-        harness.tandem("bench", "serve", "--url", cluster.url, "--requests", 4 * (prefill + decode), "--concurrency",
-                       2 * (prefill + decode), "--prompt-tokens", 64, "--output-tokens", 4, "--json", timeout=120)
-        rows = []
-        for seed, time_scale in enumerate(options.time_scale):  # new prompts each time, the same for every topology
-            before = ways(cluster)
-            status = cluster.status()["transfers"]
-            report = replay(options, cluster, time_scale, seed)
-            after, moved = ways(cluster), cluster.status()["transfers"]
-            rows.append(row_of(options, name, prefill, fallback, time_scale, report))
-            rows[-1]["dispatch"] = {k: v - before.get(k, 0) for k, v in after.items() if v != before.get(k, 0)}
-            rows[-1]["transport"] = moved["transport"] if prefill else None
-            rows[-1]["wire_bytes"] = moved["wire_bytes"] - status["wire_bytes"]
-            rows[-1]["seconds_to_ready"] = round(ready, 2)
-        return rows
+        for fallback in fallbacks:
+            if fallback is not fallbacks[0]:
+                restart_router(cluster, {"router": cluster_config(options, model, prefill, decode, fallback)["router"]},
+                               prefill + decode)
+            warm(options, cluster, prefill + decode, first=fallback is fallbacks[0])
+            for time_scale in options.time_scale:  # new prompts each time, the same for every topology
+                rows.append(one_row(options, cluster, name, prefill, fallback, time_scale, len(rows)))
+                rows[-1]["seconds_to_ready"] = round(ready, 2)
+                print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    return rows
+
+
+def warm(options, cluster, nodes, first):
+    """Each node has computed, each pair has met; steps of the sizes that come later have been run once."""
+    harness.tandem("bench", "serve", "--url", cluster.url, "--requests", 4 * nodes, "--concurrency", 2 * nodes,
+                   "--prompt-tokens", 64, "--output-tokens", 4, "--json", timeout=120)
+    if first and options.warm_requests:
+        replay(options, cluster, min(options.time_scale), 1000, options.warm_requests)
+
+
+def one_row(options, cluster, name, prefill, fallback, time_scale, seed):
+    before, status = ways(cluster), cluster.status()["transfers"]
+    row = row_of(options, name, prefill, fallback, time_scale, replay(options, cluster, time_scale, seed, options.requests))
+    after, moved = ways(cluster), cluster.status()["transfers"]
+    row["dispatch"] = {k: v - before.get(k, 0) for k, v in after.items() if v != before.get(k, 0)}
+    row["transport"] = moved["transport"] if prefill else None
+    row["wire_bytes"] = moved["wire_bytes"] - status["wire_bytes"]
+    return row
 
 
 def row_of(options, name, prefill, fallback, time_scale, report):
@@ -147,6 +173,7 @@ def parse():
     parser.add_argument("--transport", default="auto")
     parser.add_argument("--trace", default=str(TRACE))
     parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--warm-requests", type=int, default=150, help="of the trace, before anything is measured")
     parser.add_argument("--time-scale", type=float, action="append")
     parser.add_argument("--length-scale", type=float, default=1.0)
     parser.add_argument("--max-prompt", type=int, default=8192)
@@ -160,7 +187,8 @@ def parse():
     parser.add_argument("--kv-memory", default="0B")
     parser.add_argument("--memory-share", type=float, default=0.9, help="of a card's memory, for all nodes on it together")
     parser.add_argument("--batch-tokens", type=int, default=2048)
-    parser.add_argument("--sequences", type=int, default=64)
+    parser.add_argument("--chunk-tokens", type=int, default=512, help="of a prompt in one step of any node")
+    parser.add_argument("--sequences", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1, help="compute threads of each CPU node")
     parser.add_argument("--within", type=float, default=3600)
     parser.add_argument("--replay-timeout", type=float, default=600)
@@ -185,16 +213,15 @@ def main():
         model = named_model(options.model, folder / "models")
         runs = []
         for count in sorted({nodes_of(t) for t in options.only}):
-            runs.append((f"{count} colocated", 0, count, True))
-            runs += [(t, int(t[0]), int(t[2]), f) for t in options.only if nodes_of(t) == count for f in fallbacks]
+            runs.append((f"{count} colocated", 0, count, [True]))
+            runs += [(t, int(t[0]), int(t[2]), fallbacks) for t in options.only if nodes_of(t) == count]
         for run in runs:
-            what = f"{run[0]}{'' if run[1] == 0 else ', fallback ' + ('on' if run[3] else 'off')}"
+            what = run[0]
             if time.monotonic() > end:
                 problems.append(f"{what}: left out, the time is up")
                 continue
             try:
                 rows += measure(options, folder, model, *run)
-                print(f"{what}: {json.dumps(rows[-1])}", file=sys.stderr, flush=True)
             except (AssertionError, OSError, ValueError, harness.subprocess.TimeoutExpired) as error:
                 problems.append(f"{what}: {str(error)[-1500:]}")
     compare(rows)
