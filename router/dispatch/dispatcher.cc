@@ -219,10 +219,11 @@ void Dispatcher::Impl::observe_decode(Node& n, const Request& r) {
   n.last_answer = now;
 }
 
-void Dispatcher::Impl::observe_prefill(Node& n, const Request& r) {
+void Dispatcher::Impl::observe_prefill(Node& n, const Request& r, uint32_t cached) {
   if (r.charged != n.handle) return;
   const TimePoint now = deps_.clock.now();
-  n.pace.observe(static_cast<double>(r.prefill_ahead), to_seconds(now - r.charged_at));
+  const uint64_t computed = r.prefill_ahead - std::min<uint64_t>(r.prefill_ahead, cached);
+  n.pace.observe(static_cast<double>(computed), to_seconds(now - r.charged_at));
   n.last_first_token = now;
 }
 

@@ -137,8 +137,9 @@ class Dispatcher::Impl {
   // The fit of the quickest decode node that has one, else that of all answers.
   [[nodiscard]] const DecodeTimeModel& best_decode_time() const;
   void observe_decode(Node& node, const Request& r);
-  // The first token has come from the node that was charged with the prompt.
-  void observe_prefill(Node& node, const Request& r);
+  // The first token has come from the node that was charged with the prompt, of which so many
+  // tokens needed no computing.
+  void observe_prefill(Node& node, const Request& r, uint32_t cached);
   [[nodiscard]] bool avoided(const Request& r, NodeHandle node) const;
   void note_dispatched(TimePoint now);
   [[nodiscard]] uint32_t retry_after() const;

@@ -155,7 +155,7 @@ void Dispatcher::Impl::on_prefill_done(Node& n, const control::PrefillDone& mess
   record(n, Outcome::kSuccess);
   r->prefill_done = true;
   r->prefill_done_at = deps_.clock.now();
-  observe_prefill(n, *r);
+  observe_prefill(n, *r, message.cached_tokens());
   discharge_prefill(*r);
   if (r->transfer != 0) counters_.prefill_compute_seconds += message.compute_seconds();
   AnswerUpdate update;
@@ -227,7 +227,7 @@ void Dispatcher::Impl::on_run(Node& n, const control::TokenRun& run) {
   }
   mark_admitted(*r);
   if (r->transfer == 0) {  // a local prefill is over with the first token
-    observe_prefill(n, *r);
+    observe_prefill(n, *r, run.cached_tokens());
     discharge_prefill(*r);
   }
   if (!r->first_token_here && run.tokens_size() > 0) r->first_token_here = deps_.clock.now();

@@ -13,6 +13,8 @@ constexpr double kMaxVarianceA = 1e-2;
 constexpr double kMaxVarianceB = 10;
 // Remembers about the last 10 prompts: what a node does beside them changes quickly.
 constexpr double kPaceForgetting = 0.9;
+// The time of fewer tokens is that of a step and of the ways, however many they are.
+constexpr double kTokensThatTell = 64;
 }  // namespace
 
 void DecodeTimeModel::observe(double prompt_tokens, double new_tokens, double seconds) {
@@ -40,7 +42,7 @@ double DecodeTimeModel::predict(double prompt_tokens, double new_tokens) const {
 }
 
 void PrefillPaceModel::observe(double tokens, double seconds) {
-  if (!std::isfinite(seconds) || seconds <= 0 || tokens <= 0) return;
+  if (!std::isfinite(seconds) || seconds <= 0 || tokens < kTokensThatTell) return;
   tokens_ = tokens_ * kPaceForgetting + tokens;
   seconds_ = seconds_ * kPaceForgetting + seconds;
   ++observations_;

@@ -139,6 +139,25 @@ TEST(Nodes, OnesThatPrefillMoreSlowlyThanTheySayAreFoundOut) {
   }
 }
 
+TEST(Nodes, TokensThatWereCachedDoNotMakeANodeQuick) {
+  Cluster c(1);
+  FakeNode& p0 = c.add(kPrefill, "p0");
+  FakeNode& d0 = c.add(kDecode, "d0");
+  p0.options.prefill_time = milliseconds(100);
+  p0.options.cached_tokens = 900;
+  for (uint32_t i = 0; i < 8; ++i) {
+    submit_many(c, 1, 10 + 10 * i, 1000);
+    c.settle(seconds(10));
+  }
+  EXPECT_GE(p0.count(control::ToNode::kPrefill), 4);
+  const int here = d0.count(control::ToNode::kGenerate);
+  // 1000 tokens, of which it has computed 100 in 100 ms or more: the decode node's 5000 a second
+  // are more.
+  submit_many(c, 1, 900, 1000);
+  c.settle(seconds(10));
+  EXPECT_EQ(d0.count(control::ToNode::kGenerate), here + 1);
+}
+
 TEST(Nodes, ASlowOneIsFoundOutAndTriedAgain) {
   Cluster c(1);
   c.add(kPrefill, "p0");

@@ -172,6 +172,7 @@ void FakeNode::on_prefill(const control::Prefill& order) {
     control::PrefillDone& done = *message.mutable_prefill_done();
     done.set_transfer_id(order.transfer_id());
     done.set_request_id(t.request_id());
+    done.set_cached_tokens(options.cached_tokens);
     if (t.prompt_logprobs() >= 0) {
       for (uint32_t i = 1; i < t.prompt_tokens(); ++i) {
         done.add_prompt_scores()->set_id(t.tokens(static_cast<int>(i)));

@@ -364,13 +364,15 @@ TEST(PrefillPace, IsOfTheLastPromptsAndWeighsLongOnesMore) {
   PrefillPaceModel pace;
   EXPECT_EQ(pace.per_second(), 0);
   pace.observe(100, 0);  // nothing to learn from
-  pace.observe(0, 1);
+  pace.observe(63, 1);
   pace.observe(100, -1);
   EXPECT_EQ(pace.observations(), 0U);
   pace.observe(1000, 0.1);
   EXPECT_DOUBLE_EQ(pace.per_second(), 10000);
-  pace.observe(10, 0.01);
-  EXPECT_DOUBLE_EQ(pace.per_second(), 910 / 0.1);  // 0.9 of the old, and the new
+  pace.observe(100, 0.01);
+  EXPECT_DOUBLE_EQ(pace.per_second(), 1000 / 0.1);  // 0.9 of the old, and the new
+  pace.observe(640, 0.91);
+  EXPECT_DOUBLE_EQ(pace.per_second(), 1540.0);
   for (int i = 0; i < 60; ++i) pace.observe(100, 0.1);
   EXPECT_NEAR(pace.per_second(), 1000, 20);
 }
