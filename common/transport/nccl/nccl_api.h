@@ -7,6 +7,7 @@
 
 #include "common/base/dynamic_library.h"
 #include "common/base/result.h"
+#include "common/base/unique_handle.h"
 
 namespace tandem::transport {
 
@@ -43,5 +44,19 @@ class NcclApi {
   DynamicLibrary library_;
   std::string version_;
 };
+
+// Owner of a communicator: ends what it does on the device, wakes its threads and frees it, in up
+// to half a second. Dropped with its device current and before the stream that it works in. NCCL is
+// never unloaded, so it may outlive the NcclApi.
+struct NcclCommTraits {
+  struct Handle {
+    ncclComm_t comm = nullptr;
+    decltype(&::ncclCommAbort) abort = nullptr;
+    bool operator==(const Handle& other) const { return comm == other.comm; }
+  };
+  static Handle invalid() { return {}; }
+  static void close(Handle handle) noexcept { (void)handle.abort(handle.comm); }
+};
+using NcclComm = UniqueHandle<NcclCommTraits>;
 
 }  // namespace tandem::transport

@@ -14,33 +14,33 @@ constexpr Duration kGoodbye = std::chrono::seconds(3);
 
 // A first message, by which NCCL connects the GPUs. `unwanted` is asked while it is under way.
 template <typename Unwanted>
-Status greet(const NcclApi& api, const NcclBuilder::Plan& plan, const NcclBuilder::Built& built,
+Status greet(const NcclApi& api, const NcclBuilder::Plan& plan, NcclBuilder::Built& built,
              Unwanted&& unwanted) {
   TANDEM_ASSIGN(const auto buffer, cuda::DeviceBuffer::create(2 * kGreetingBytes));
   TANDEM_ASSIGN(const auto said, cuda::Event::create());
   const bool self = plan.ranks == 1;
   const int peer = self ? 0 : 1 - plan.rank;
-  TANDEM_TRY(api.status(api.ncclGroupStart(), "ncclGroupStart", built.comm));
+  TANDEM_TRY(api.status(api.ncclGroupStart(), "ncclGroupStart", built.comm()));
   ncclResult_t sent = ncclSuccess;
   ncclResult_t received = ncclSuccess;
   if (plan.rank == 0) {
-    sent =
-        api.ncclSend(buffer.data(), kGreetingBytes, ncclInt8, peer, built.comm, built.stream.get());
+    sent = api.ncclSend(buffer.data(), kGreetingBytes, ncclInt8, peer, built.comm(),
+                        built.stream.get());
   }
   if (plan.rank == 1 || self) {
     received = api.ncclRecv(buffer.data() + kGreetingBytes, kGreetingBytes, ncclInt8, peer,
-                            built.comm, built.stream.get());
+                            built.comm(), built.stream.get());
   }
-  TANDEM_TRY(api.status(api.ncclGroupEnd(), "ncclGroupEnd", built.comm));
-  TANDEM_TRY(api.status(sent, "ncclSend", built.comm));
-  TANDEM_TRY(api.status(received, "ncclRecv", built.comm));
+  TANDEM_TRY(api.status(api.ncclGroupEnd(), "ncclGroupEnd", built.comm()));
+  TANDEM_TRY(api.status(sent, "ncclSend", built.comm()));
+  TANDEM_TRY(api.status(received, "ncclRecv", built.comm()));
   TANDEM_TRY(said.record(built.stream));
   while (true) {
     TANDEM_ASSIGN(const bool done, said.done());
     if (done) return {};
     if (unwanted()) {
       // The abort ends the kernel, which may write into the buffer until then.
-      (void)api.ncclCommAbort(built.comm);
+      built.owner.reset();
       (void)built.stream.synchronize();
       return fail(ErrorCode::kCancelled, "nccl: the connection is gone");
     }
@@ -51,6 +51,7 @@ Status greet(const NcclApi& api, const NcclBuilder::Plan& plan, const NcclBuilde
 }  // namespace
 
 struct NcclBuilder::Build::State {
+  int device = 0;
   std::mutex mutex;
   std::condition_variable changed;
   bool unwanted = false;
@@ -72,8 +73,11 @@ NcclBuilder::Built NcclBuilder::Build::take() {
 
 void NcclBuilder::Build::give_up() {
   if (state_ == nullptr) return;
+  const cuda::DeviceScope scope(state_->device);
+  Built untaken;
   std::lock_guard lock(state_->mutex);
   state_->unwanted = true;
+  std::swap(untaken, state_->built);  // ends once the lock is free
 }
 
 NcclBuilder::~NcclBuilder() {
@@ -93,26 +97,25 @@ void NcclBuilder::run(const NcclApi& api, const Plan& plan, Build::State& state)
     return state.unwanted;
   };
   Built built;
-  bool aborted = false;
   const auto make = [&]() -> Status {
     TANDEM_CUDA_TRY(cudaSetDevice(plan.device));
     TANDEM_ASSIGN(built.stream, cuda::Stream::create(cuda::StreamPriority::kHigh));
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     if (plan.ctas > 0) config.maxCTAs = plan.ctas;
-    TANDEM_TRY(
-        api.status(api.ncclCommInitRankConfig(&built.comm, plan.ranks, plan.id, plan.rank, &config),
-                   "ncclCommInitRankConfig", nullptr));
-    Status greeted = greet(api, plan, built, unwanted);
-    aborted = !greeted && greeted.error().code == ErrorCode::kCancelled;
-    return greeted;
+    ncclComm_t comm = nullptr;
+    const ncclResult_t made =
+        api.ncclCommInitRankConfig(&comm, plan.ranks, plan.id, plan.rank, &config);
+    built.owner.reset({comm, api.ncclCommAbort});
+    TANDEM_TRY(api.status(made, "ncclCommInitRankConfig", nullptr));
+    return greet(api, plan, built, unwanted);
   };
   Status outcome = make();
-  std::lock_guard lock(state.mutex);
-  if (outcome && !state.unwanted) {
-    state.built = std::move(built);
-  } else if (built.comm != nullptr && !aborted) {
-    (void)api.ncclCommAbort(built.comm);
+  {
+    std::lock_guard lock(state.mutex);
+    if (outcome && !state.unwanted) state.built = std::move(built);
   }
+  built.owner.reset();  // of what nobody wants, before it is told to have ended
+  std::lock_guard lock(state.mutex);
   state.outcome = std::move(outcome);
   state.ended = true;
   state.changed.notify_all();
@@ -122,6 +125,7 @@ NcclBuilder::Build NcclBuilder::start(const Plan& plan) {
   std::erase_if(under_way_, [](const auto& known) { return known.expired(); });
   Build build;
   build.state_ = std::make_shared<Build::State>();
+  build.state_->device = plan.device;
   under_way_.push_back(build.state_);
   std::thread([api = api_, plan, state = build.state_] { run(*api, plan, *state); }).detach();
   return build;

@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "common/base/clock.h"
@@ -23,10 +24,19 @@ class NcclBuilder {
     ncclUniqueId id{};
     int ctas = 0;  // multiprocessors at most; 0: as NCCL likes
   };
-  // What was built: the owner ends the communicator.
+  // What was built. Dropped with the plan's device current; the communicator ends before its
+  // stream.
   struct Built {
-    ncclComm_t comm = nullptr;
     cuda::Stream stream;
+    NcclComm owner;
+    Built() = default;
+    Built(Built&&) = default;
+    Built& operator=(Built&& other) noexcept {
+      owner = std::move(other.owner);
+      stream = std::move(other.stream);
+      return *this;
+    }
+    [[nodiscard]] ncclComm_t comm() const { return owner.get().comm; }
   };
   // One under way. Its thread may outlive it, since nothing gets it out of a call that waits for a
   // frozen peer; it then cleans up itself.
@@ -42,12 +52,12 @@ class NcclBuilder {
     }
     // Whether it can be taken. An error: it will never be built.
     [[nodiscard]] Result<bool> done() const;
-    [[nodiscard]] Built take();
+    [[nodiscard]] Built take();  // once, when done()
 
    private:
     friend class NcclBuilder;
     struct State;
-    void give_up();
+    void give_up();  // ends what was built and not taken
     std::shared_ptr<State> state_;
   };
 

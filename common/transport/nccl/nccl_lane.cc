@@ -23,7 +23,7 @@ NcclLane::NcclLane(const NcclApi& api, NcclBuilder& builder, const NcclBuilder::
 NcclLane::~NcclLane() {
   if (!ready()) return;
   const cuda::DeviceScope scope(plan_.device);
-  (void)api_.ncclCommAbort(built_.comm);
+  built_.owner.reset();
   // The abort has ended the kernels; slots must not be reused before they have.
   (void)built_.stream.synchronize();
 }
@@ -67,14 +67,14 @@ Status NcclLane::enqueue(const Message& message) {
   const bool self = plan_.ranks == 1;
   const int peer = self ? 0 : 1 - plan_.rank;
   if (plan_.rank == 0) {
-    TANDEM_TRY(
-        api_.status(api_.ncclSend(message.data, message.bytes, ncclInt8, peer, built_.comm, stream),
-                    "ncclSend", built_.comm));
+    TANDEM_TRY(api_.status(
+        api_.ncclSend(message.data, message.bytes, ncclInt8, peer, built_.comm(), stream),
+        "ncclSend", built_.comm()));
     if (!self) return {};
   }
   std::byte* const to = self ? message.self_receive : message.data;
-  return api_.status(api_.ncclRecv(to, message.bytes, ncclInt8, peer, built_.comm, stream),
-                     "ncclRecv", built_.comm);
+  return api_.status(api_.ncclRecv(to, message.bytes, ncclInt8, peer, built_.comm(), stream),
+                     "ncclRecv", built_.comm());
 }
 
 Status NcclLane::launch() {
@@ -85,7 +85,7 @@ Status NcclLane::launch() {
     group.done = std::move(spare_events_.back());
     spare_events_.pop_back();
   }
-  TANDEM_TRY(api_.status(api_.ncclGroupStart(), "ncclGroupStart", built_.comm));
+  TANDEM_TRY(api_.status(api_.ncclGroupStart(), "ncclGroupStart", built_.comm()));
   Status enqueued;
   size_t bytes = 0;
   while (enqueued && !waiting_.empty() && group.slots.size() < limits_.messages &&
@@ -97,7 +97,7 @@ Status NcclLane::launch() {
     enqueued = enqueue(message);
   }
   // A group that was begun is ended in any case.
-  TANDEM_TRY(api_.status(api_.ncclGroupEnd(), "ncclGroupEnd", built_.comm));
+  TANDEM_TRY(api_.status(api_.ncclGroupEnd(), "ncclGroupEnd", built_.comm()));
   TANDEM_TRY(std::move(enqueued));
   TANDEM_TRY(group.done.record(built_.stream));
   flying_.push_back(std::move(group));

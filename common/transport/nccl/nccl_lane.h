@@ -34,7 +34,7 @@ class NcclLane {
   NcclLane(const NcclLane&) = delete;
   NcclLane& operator=(const NcclLane&) = delete;
 
-  [[nodiscard]] bool ready() const { return built_.comm != nullptr; }
+  [[nodiscard]] bool ready() const { return bool{built_.owner}; }
   [[nodiscard]] bool busy() const { return !ready() || !waiting_.empty() || !flying_.empty(); }
   void post(const Message& message) { waiting_.push_back(message); }
   // Hands over what can go and appends the slots whose messages have ended.
