@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <numeric>
+#include <thread>
 #include <utility>
 
+#include "common/base/clock.h"
 #include "common/cuda/range.h"
 #include "kernels/cuda/page_copy.h"
 
@@ -13,6 +15,9 @@ namespace {
 // 2 MiB of checksums cover 16 GiB of pieces under way.
 constexpr size_t kRing = 256u << 10;
 constexpr size_t kEvents = 64;
+// After an error: what is in the streams takes milliseconds, unless the device hangs.
+constexpr Duration kSettleTime = std::chrono::seconds(2);
+constexpr Duration kSettleNap = std::chrono::microseconds(200);
 
 }  // namespace
 
@@ -250,7 +255,23 @@ void DeviceCopier::collect(bool wait) {
   }
 }
 
+// Waits until no stream writes any more, or its error or the time says that no waiting helps.
+void DeviceCopier::settle() const {
+  const SteadyClock clock;
+  const TimePoint give_up = clock.now() + kSettleTime;
+  const auto wait_for = [&](const cuda::Stream& stream) {
+    while (cudaStreamQuery(stream.get()) == cudaErrorNotReady && clock.now() < give_up) {
+      std::this_thread::sleep_for(kSettleNap);
+    }
+  };
+  for (const Engine& engine : engines_) wait_for(engine.stream);
+  for (const cuda::Stream& lane : lanes_) wait_for(lane);
+}
+
 void DeviceCopier::fail_all(Status status) {
+  // From here on drain() waits for nothing, and pages are handed back: a part of a batch may have
+  // been enqueued before the rest of it failed.
+  settle();
   status_ = std::move(status);
   // Whatever it was, every later transfer would fail as well: only a new process helps.
   status_.error().code = ErrorCode::kDeviceLost;

@@ -88,6 +88,7 @@ class DeviceCopier final : public PageCopier {
   [[nodiscard]] size_t reserve_sums(uint32_t items);
   void collect(bool wait);
   void fail_all(Status status);
+  void settle() const;
   [[nodiscard]] size_t sums_of(const Waiting& work) const;
 
   const Options options_;
