@@ -1,5 +1,7 @@
 #include "common/transport/nccl/nccl_build.h"
 
+#include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -121,13 +123,28 @@ void NcclBuilder::run(const NcclApi& api, const Plan& plan, Build::State& state)
   state.changed.notify_all();
 }
 
-NcclBuilder::Build NcclBuilder::start(const Plan& plan) {
-  std::erase_if(under_way_, [](const auto& known) { return known.expired(); });
+Result<NcclBuilder::Build> NcclBuilder::start(const Plan& plan) {
+  std::erase_if(under_way_, [](const auto& known) {
+    const auto state = known.lock();
+    if (state == nullptr) return true;
+    std::lock_guard lock(state->mutex);
+    return state->ended;
+  });
+  if (under_way_.size() >= kMostUnderWay) {
+    return fail(ErrorCode::kResourceExhausted,
+                "nccl: " + std::to_string(under_way_.size()) +
+                    " communicators are being built already; are peers frozen?");
+  }
   Build build;
   build.state_ = std::make_shared<Build::State>();
   build.state_->device = plan.device;
+  try {
+    std::thread([api = api_, plan, state = build.state_] { run(*api, plan, *state); }).detach();
+  } catch (const std::system_error& error) {
+    return fail(ErrorCode::kResourceExhausted,
+                std::string("nccl: cannot start a thread for a communicator: ") + error.what());
+  }
   under_way_.push_back(build.state_);
-  std::thread([api = api_, plan, state = build.state_] { run(*api, plan, *state); }).detach();
   return build;
 }
 

@@ -17,6 +17,7 @@ namespace tandem::transport {
 // them itself (a communicator that never blocks makes a thread for each call, 70 us).
 class NcclBuilder {
  public:
+  static constexpr size_t kMostUnderWay = 32;
   struct Plan {
     int device = 0;
     int ranks = 2;
@@ -66,7 +67,9 @@ class NcclBuilder {
   NcclBuilder(const NcclBuilder&) = delete;
   NcclBuilder& operator=(const NcclBuilder&) = delete;
 
-  [[nodiscard]] Build start(const Plan& plan);
+  // kResourceExhausted: too many are under way, of which frozen peers hold the threads, or the
+  // system gives no thread.
+  [[nodiscard]] Result<Build> start(const Plan& plan);
 
  private:
   static void run(const NcclApi& api, const Plan& plan, Build::State& state);

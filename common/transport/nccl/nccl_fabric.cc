@@ -139,7 +139,7 @@ Result<std::unique_ptr<Link>> NcclFabric::open(bool sender, const std::string& o
                           .message_bytes = options_.message_bytes,
                           .ctas = options_.ctas,
                           .group = {options_.most_grouped, options_.group_bytes}};
-  return std::make_unique<NcclLink>(shared, sender, ids, self ? self_pair(ids.front()) : nullptr);
+  return NcclLink::create(shared, sender, ids, self ? self_pair(ids.front()) : nullptr);
 }
 
 }  // namespace

@@ -12,12 +12,12 @@ constexpr size_t kEnoughFlying = 2;
 
 }  // namespace
 
-NcclLane::NcclLane(const NcclApi& api, NcclBuilder& builder, const NcclBuilder::Plan& plan,
+NcclLane::NcclLane(const NcclApi& api, NcclBuilder::Build build, const NcclBuilder::Plan& plan,
                    const Limits& limits)
     : api_(api),
       plan_(plan),
       limits_(limits),
-      build_(builder.start(plan)),
+      build_(std::move(build)),
       progress_at_(clock_.now()) {}
 
 NcclLane::~NcclLane() {

@@ -28,7 +28,8 @@ class NcclLane {
     size_t bytes = 0;
     std::byte* self_receive = nullptr;  // sent to ourselves: where it arrives
   };
-  NcclLane(const NcclApi& api, NcclBuilder& builder, const NcclBuilder::Plan& plan,
+  // `build`: of this plan, just started.
+  NcclLane(const NcclApi& api, NcclBuilder::Build build, const NcclBuilder::Plan& plan,
            const Limits& limits);
   ~NcclLane();  // aborts what is under way
   NcclLane(const NcclLane&) = delete;

@@ -1,6 +1,7 @@
 #include "common/transport/nccl/nccl_link.h"
 
 #include <algorithm>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -8,24 +9,34 @@
 
 namespace tandem::transport {
 
-NcclLink::NcclLink(const NcclShared& shared, bool sender, std::span<const ncclUniqueId> ids,
-                   std::shared_ptr<SelfPair> self)
-    : shared_(shared), sender_(sender), self_(std::move(self)) {
-  if (self_ && !sender) return;  // the sender's rank does the receiving as well
+Result<std::unique_ptr<NcclLink>> NcclLink::create(const NcclShared& shared, bool sender,
+                                                   std::span<const ncclUniqueId> ids,
+                                                   std::shared_ptr<SelfPair> self) {
+  auto link = std::unique_ptr<NcclLink>(new NcclLink(shared, sender, std::move(self)));
+  if (link->self_ && !sender) return link;  // the sender's rank does the receiving as well
   for (const ncclUniqueId& id : ids) {
     const NcclBuilder::Plan plan{.device = shared.device,
-                                 .ranks = self_ ? 1 : 2,
+                                 .ranks = link->self_ ? 1 : 2,
                                  .rank = sender ? 0 : 1,
                                  .id = id,
                                  .ctas = shared.ctas};
-    lanes_.push_back(std::make_unique<NcclLane>(shared.api, shared.builder, plan, shared.group));
+    TANDEM_ASSIGN(NcclBuilder::Build build, shared.builder.start(plan));
+    link->lanes_.push_back(
+        std::make_unique<NcclLane>(shared.api, std::move(build), plan, shared.group));
   }
+  return link;
 }
 
 NcclLink::~NcclLink() {
   {
     std::vector<std::jthread> ends;  // half a second each, of which most is waiting
-    for (auto& lane : lanes_) ends.emplace_back([&lane] { lane.reset(); });
+    for (auto& lane : lanes_) {
+      try {
+        ends.emplace_back([&lane] { lane.reset(); });
+      } catch (const std::system_error&) {
+        lane.reset();  // no thread to be had: one after the other
+      }
+    }
   }
   for (const auto& [slot, message] : staged_) shared_.send_slots.put(message.data);
   for (const auto& [slot, message] : arrivals_) {

@@ -37,8 +37,10 @@ struct NcclShared {
 class NcclLink final : public Link {
  public:
   // One lane for each id. `self`: null between processes. Starts building the communicators.
-  NcclLink(const NcclShared& shared, bool sender, std::span<const ncclUniqueId> ids,
-           std::shared_ptr<SelfPair> self);
+  [[nodiscard]] static Result<std::unique_ptr<NcclLink>> create(const NcclShared& shared,
+                                                                bool sender,
+                                                                std::span<const ncclUniqueId> ids,
+                                                                std::shared_ptr<SelfPair> self);
   ~NcclLink() override;  // aborts what is under way
 
   std::string detail() const override { return self_ ? "one GPU" : "peer GPU"; }
@@ -58,6 +60,8 @@ class NcclLink final : public Link {
     std::byte* data = nullptr;
     size_t bytes = 0;
   };
+  NcclLink(const NcclShared& shared, bool sender, std::shared_ptr<SelfPair> self)
+      : shared_(shared), sender_(sender), self_(std::move(self)) {}
   [[nodiscard]] NcclLane& lane_of(uint64_t slot) { return *lanes_[slot % lanes_.size()]; }
   Status pump();
   void complete(uint64_t slot);

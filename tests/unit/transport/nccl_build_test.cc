@@ -1,12 +1,29 @@
 #include "common/transport/nccl/nccl_build.h"
 
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 
+#include <atomic>
+#include <cerrno>
 #include <thread>
 
 #include "common/transport/nccl/nccl_link.h"
 #include "tests/unit/transport/fake_nccl.h"
+
+namespace {
+std::atomic<bool> no_threads{false};
+}
+
+// In place of the C library's: a system that has no thread left.
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
+                              void* (*start)(void*), void* argument) noexcept {
+  if (no_threads) return EAGAIN;
+  static const auto real =
+      reinterpret_cast<decltype(&pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"));
+  return real(thread, attributes, start, argument);
+}
 
 namespace tandem::transport::testing {
 namespace {
@@ -29,8 +46,17 @@ class NcclBuild : public ::testing::Test {
     FakeCuda::reset();
     FakeNccl::reset();
   }
+  ~NcclBuild() override {
+    no_threads = false;
+    FakeNccl::hold(false);
+  }
   static NcclBuilder::Plan plan(FakeId kind = FakeId::kGood) {
     return {.device = 3, .id = FakeNccl::id(kind)};
+  }
+  NcclBuilder::Build start() {
+    auto build = builder_.start(plan());
+    EXPECT_TRUE(build);
+    return build ? std::move(*build) : NcclBuilder::Build();
   }
   const std::shared_ptr<const NcclApi> api_ = FakeNccl::api();
   NcclBuilder builder_{api_};
@@ -52,7 +78,7 @@ bool ended(const NcclBuilder::Build& build) {
 
 TEST_F(NcclBuild, WhatWasBuiltAndNotTakenIsEndedOnItsDeviceBeforeItsStream) {
   {
-    const NcclBuilder::Build build = builder_.start(plan());
+    const NcclBuilder::Build build = start();
     ASSERT_TRUE(until([&] { return ended(build); }));
     EXPECT_EQ(FakeNccl::aborted(), 0);
   }
@@ -65,7 +91,7 @@ TEST_F(NcclBuild, WhatWasTakenEndsOnceWithItsOwner) {
   {
     NcclBuilder::Built taken;
     {
-      NcclBuilder::Build build = builder_.start(plan());
+      NcclBuilder::Build build = start();
       ASSERT_TRUE(until([&] { return ended(build); }));
       taken = build.take();
     }
@@ -79,7 +105,7 @@ TEST_F(NcclBuild, WhatWasTakenEndsOnceWithItsOwner) {
 
 TEST_F(NcclBuild, WhatNobodyWantsAnyMoreIsEndedOnceItIsBuilt) {
   FakeNccl::hold(true);
-  { const NcclBuilder::Build build = builder_.start(plan()); }
+  { const NcclBuilder::Build build = start(); }
   EXPECT_EQ(FakeNccl::made(), 0);
   FakeNccl::hold(false);
   EXPECT_TRUE(until([] { return FakeNccl::aborted() == 1; }));
@@ -90,12 +116,57 @@ TEST_F(NcclBuild, WhatNobodyWantsAnyMoreIsEndedOnceItIsBuilt) {
 TEST_F(NcclBuild, ALinkOfWhichOneLaneFailsEndsTheOther) {
   const std::vector<ncclUniqueId> ids{FakeNccl::id(FakeId::kBad), FakeNccl::id(FakeId::kGood)};
   {
-    NcclLink link(shared_, true, ids, nullptr);
+    const auto link = NcclLink::create(shared_, true, ids, nullptr);
+    ASSERT_TRUE(link);
     ASSERT_TRUE(until([] { return FakeNccl::made() == 1; }));
     std::this_thread::sleep_for(milliseconds(20));  // the build ends soon after; either way will do
-    ASSERT_TRUE(until([&] { return !link.ready(); }));
+    ASSERT_TRUE(until([&] { return !(*link)->ready(); }));
   }
   EXPECT_TRUE(until([] { return FakeNccl::aborted() == 1; }));
+}
+
+// Peers that never come hold a thread each; established connections count for nothing.
+TEST_F(NcclBuild, RefusesMoreThanItsShareOfThreadsUntilSomeHaveEnded) {
+  std::vector<NcclBuilder::Build> builds;
+  for (size_t i = 0; i < NcclBuilder::kMostUnderWay; ++i) builds.push_back(start());
+  for (const auto& build : builds) ASSERT_TRUE(until([&] { return ended(build); }));
+  FakeNccl::hold(true);
+  for (size_t i = 0; i < NcclBuilder::kMostUnderWay; ++i) {
+    const NcclBuilder::Build given_up = start();  // its thread stays
+  }
+  auto refused = builder_.start(plan());
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kResourceExhausted);
+  EXPECT_NE(refused.error().detail.find("32 communicators"), std::string::npos);
+  // A link of several lanes is refused as a whole.
+  const std::vector<ncclUniqueId> ids{FakeNccl::id(FakeId::kGood), FakeNccl::id(FakeId::kGood)};
+  const auto link = NcclLink::create(shared_, false, ids, nullptr);
+  ASSERT_FALSE(link);
+  EXPECT_EQ(link.error().code, ErrorCode::kResourceExhausted);
+  FakeNccl::hold(false);
+  EXPECT_TRUE(until([&] { return builder_.start(plan()).has_value(); }));
+}
+
+TEST_F(NcclBuild, ASystemWithoutThreadsIsAnError) {
+  no_threads = true;
+  const auto refused = builder_.start(plan());
+  no_threads = false;
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kResourceExhausted);
+  EXPECT_NE(refused.error().detail.find("cannot start a thread"), std::string::npos);
+  const NcclBuilder::Build build = start();
+  EXPECT_TRUE(until([&] { return ended(build); }));
+}
+
+TEST_F(NcclBuild, ALinkEndsItsLanesWithoutThreadsToo) {
+  const std::vector<ncclUniqueId> ids{FakeNccl::id(FakeId::kGood), FakeNccl::id(FakeId::kGood)};
+  auto link = NcclLink::create(shared_, true, ids, nullptr);
+  ASSERT_TRUE(link);
+  ASSERT_TRUE(until([&] { return (*link)->ready().value_or(false); }));
+  no_threads = true;
+  link->reset();
+  no_threads = false;
+  EXPECT_EQ(FakeNccl::aborted(), 2);
 }
 
 }  // namespace
