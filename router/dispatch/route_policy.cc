@@ -1,6 +1,7 @@
 #include "router/dispatch/route_policy.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 namespace tandem::router {
@@ -61,16 +62,17 @@ double decode_finish(const NodeView& node, const RouteQuery& q) {
   return seconds + 1e-4 * fill + 1e-4 * node.open_requests;
 }
 
+// None only if nobody is eligible: nodes may report anything, and a cost that is no number loses.
 template <typename Eligible, typename Cost>
 std::optional<size_t> cheapest(std::span<const NodeView> nodes, const RouteQuery& q,
                                Eligible&& eligible, Cost&& cost) {
   std::optional<size_t> best;
-  double least = std::numeric_limits<double>::infinity();
+  double least = 0;
   for (size_t i = 0; i < nodes.size(); ++i) {
     if (!eligible(nodes[i], q)) continue;
     const double c = cost(nodes[i], q);
-    if (c < least) {
-      least = c;
+    if (!best || c < least) {
+      least = std::isnan(c) ? std::numeric_limits<double>::infinity() : c;
       best = i;
     }
   }

@@ -182,6 +182,7 @@ def parse():
     parser.add_argument("--slo-itl-ms", type=float, default=25)
     parser.add_argument("--local-below", type=int, default=32, help="dispatch.local_prefill_below with fallback on")
     parser.add_argument("--only")
+    parser.add_argument("--no-colocated", action="store_true", help="nothing to compare with, when time is short")
     parser.add_argument("--fallback", choices=["on", "off", "both"], default="both")
     parser.add_argument("--kv-format", default="auto")
     parser.add_argument("--kv-memory", default="0B")
@@ -213,7 +214,8 @@ def main():
         model = named_model(options.model, folder / "models")
         runs = []
         for count in sorted({nodes_of(t) for t in options.only}):
-            runs.append((f"{count} colocated", 0, count, [True]))
+            if not options.no_colocated:
+                runs.append((f"{count} colocated", 0, count, [True]))
             runs += [(t, int(t[0]), int(t[2]), fallbacks) for t in options.only if nodes_of(t) == count]
         for run in runs:
             what = run[0]

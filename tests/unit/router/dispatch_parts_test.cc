@@ -360,6 +360,25 @@ TEST(PredictedFinish, PromptsThatWaitOnADecodeNodeCount) {
   EXPECT_EQ(policy.choose(query(500), {}, d).decode, 1U);
 }
 
+TEST(PredictedFinish, NodesMayReportAnything) {
+  const PredictedFinishPolicy policy;
+  std::vector<NodeView> p{prefill_view()};
+  std::vector<NodeView> d{decode_view(), decode_view()};
+  for (const double nonsense : {std::numeric_limits<double>::quiet_NaN(), 1e-320, 1e308, -1.0,
+                                std::numeric_limits<double>::infinity()}) {
+    p[0].prefill_rate = nonsense;
+    d[0].prefill_rate = d[0].step_slope = d[0].decode_b = nonsense;
+    d[0].open_requests = 1;
+    for (const uint64_t open : {0, 500}) {
+      p[0].open_prefill_tokens = d[0].open_prefill_tokens = open;
+      EXPECT_NE(policy.choose(query(500), p, d).kind, RouteKind::kWait);
+      EXPECT_EQ(policy.choose(query(500), {}, d).kind, RouteKind::kLocalOnly);
+    }
+    std::vector<NodeView> alone{d[0]};
+    EXPECT_EQ(policy.choose(query(500), {}, alone).kind, RouteKind::kLocalOnly);
+  }
+}
+
 TEST(PrefillPace, IsOfTheLastPromptsAndWeighsLongOnesMore) {
   PrefillPaceModel pace;
   EXPECT_EQ(pace.per_second(), 0);
