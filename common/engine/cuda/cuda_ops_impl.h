@@ -80,6 +80,9 @@ class CudaOps final : public Ops {
 
   [[nodiscard]] size_t weight_bytes() const override { return loader_.bytes(); }
   [[nodiscard]] std::string_view name() const override { return name_; }
+  // Kernels and copies of the step that so many rows replay, of sequences that decode or that
+  // verify several each; 0: none is recorded.
+  [[nodiscard]] size_t recorded_nodes(uint32_t rows, bool verifying = false) const;
 
  private:
   // A step of one bucket's size.

@@ -2,6 +2,7 @@
 #include <string>
 #include <utility>
 
+#include "common/engine/cuda/buckets.h"
 #include "common/engine/cuda/cuda_ops_impl.h"
 
 // How CudaOps runs, records and replays steps.
@@ -48,6 +49,12 @@ const CudaOps::Recording* CudaOps::recording_for(const StepRequest& request) con
       choice->verifies ? verify_recordings_ : decode_recordings_;
   // Fewer than shapes: none were recorded.
   return choice->index < recordings.size() ? &recordings[choice->index] : nullptr;
+}
+
+size_t CudaOps::recorded_nodes(uint32_t rows, bool verifying) const {
+  const std::vector<Recording>& recordings = verifying ? verify_recordings_ : decode_recordings_;
+  const size_t bucket = bucket_of(verifying ? recorded_.verifying() : recorded_.decoding(), rows);
+  return bucket < recordings.size() ? recordings[bucket].graph.nodes() : 0;
 }
 
 Status CudaOps::describe(const StepRequest& request, const StepCounts& counts) {
