@@ -66,8 +66,9 @@ AttentionLayout::AttentionLayout(const AttentionLimits& limits) {
   keys = place(positions * row_bytes);
   values = place(positions * row_bytes);
   if (!layout.needs_tail()) return;
-  exact_positions =
-      cuda::prefill_span(limits.max_rows) + (limits.max_sequences + 1) * cuda::kPrefillAlign;
+  // Every sequence may begin with its page's last row and fill its span but for one position.
+  exact_positions = cuda::prefill_span(
+      limits.max_rows + limits.max_sequences * (kv::kBlockTokens + cuda::kPrefillAlign));
   exact_keys = place(exact_positions * row_bytes);
   exact_values = place(exact_positions * row_bytes);
   kept = place(cuda::kv_kept_bytes(layout, limits.max_sequences));

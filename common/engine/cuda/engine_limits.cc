@@ -75,7 +75,7 @@ EngineLimits::EngineLimits(const CudaOptions& options, const model::ModelConfig&
   const auto fitting = static_cast<uint32_t>(kLogitBytes / (model.vocab * sizeof(float)));
   logit_rows = std::max({std::min(kLogitRows, fitting), options.max_sequences, uint32_t{1}});
 
-  few.each = std::clamp(options.max_verify_rows, 1U, cuda::kDecodeRows);
+  few.each = std::clamp(options.max_verify_rows, 1U, std::min(cuda::kDecodeRows, max_context));
   few.together =
       std::min({few.each * options.max_sequences, std::max(kVerifyRows, options.max_sequences),
                 options.max_rows, logit_rows});

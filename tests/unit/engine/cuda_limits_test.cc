@@ -120,6 +120,31 @@ TEST(Footprint, VerificationTakesMemoryWhenItIsAskedFor) {
     }
 }
 
+// Rows in the middle of a page, and spans that end with a whole tile of padding.
+TEST(AttentionLayout, HasRoomForTheWorstStepOfShortPrompts) {
+  AttentionLimits limits;
+  limits.heads = 28;
+  limits.layout = layout_of(qwen2_7b(), kv::KvFormat::kInt4);
+  limits.windows = {0};
+  limits.max_context = 4096;
+  limits.blocks = 132;
+  for (const uint32_t sequences : {1U, 2U, 9U, 32U, 200U}) {
+    limits.max_sequences = sequences;
+    limits.max_rows = 114 * sequences;
+    const uint32_t span = cuda::prefill_span(15 + 114);  // of each
+    EXPECT_GE(AttentionLayout(limits).exact_positions, span * sequences) << sequences;
+  }
+}
+
+TEST(EngineLimits, SequencesAreNotVerifiedPastTheContext) {
+  auto model = qwen2_7b();
+  model.max_positions = 7;
+  CudaOptions options;
+  options.max_verify_rows = 16;
+  EXPECT_EQ(EngineLimits(options, model, layout_of(model, kv::KvFormat::kBf16), h200()).few.each,
+            7U);
+}
+
 TEST(AttentionLayout, PartsLieOneBehindTheOther) {
   for (const kv::KvFormat format : {kv::KvFormat::kBf16, kv::KvFormat::kInt4}) {
     AttentionLimits limits;
