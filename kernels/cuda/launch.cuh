@@ -2,6 +2,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
 #include <utility>
 
 // How kernels of this folder follow each other: every launch allows programmatic dependent launch,
@@ -11,6 +12,9 @@
 // - allow_next() may come at any time: it promises nothing about data, since the next kernel waits
 //   for this one to end.
 namespace tandem::cuda {
+
+// What the hardware takes of blocks along y.
+inline constexpr uint32_t kMaxGridY = 65535;
 
 __device__ __forceinline__ void wait_for_previous() {
   asm volatile("griddepcontrol.wait;" ::: "memory");

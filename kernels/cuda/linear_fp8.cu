@@ -1,6 +1,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
 
+#include <algorithm>
+
 #include "kernels/cuda/epilogue.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear_fp8.h"
@@ -25,6 +27,7 @@ struct Task {
   void* result;
   int in;
   int out;
+  uint32_t rows;
 };
 
 template <SmallEpilogue kEpilogue>
@@ -33,15 +36,16 @@ __global__ void __launch_bounds__(kThreads) linear_fp8_plain_kernel(Task task) {
   wait_for_previous();
   const auto lane = static_cast<int>(threadIdx.x % 32);
   const auto output = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32);
-  const auto row = static_cast<int64_t>(blockIdx.y);
   if (output >= task.out) return;
-  float sum = 0;
-  for (int i = lane; i < task.in; i += 32)
-    sum = fmaf(value_of(task.weight[int64_t{output} * task.in + i]),
-               value_of(task.x[row * task.in + i]), sum);
-  float y = warp_sum(sum) * task.weight_scales[output] * task.x_scales[row];
-  if (task.bias != nullptr) y += __bfloat162float(task.bias[output]);
-  if (lane == 0) store_output<kEpilogue>(task.result, row * task.out + output, y);
+  for (int64_t row = blockIdx.y; row < task.rows; row += gridDim.y) {
+    float sum = 0;
+    for (int i = lane; i < task.in; i += 32)
+      sum = fmaf(value_of(task.weight[int64_t{output} * task.in + i]),
+                 value_of(task.x[row * task.in + i]), sum);
+    float y = warp_sum(sum) * task.weight_scales[output] * task.x_scales[row];
+    if (task.bias != nullptr) y += __bfloat162float(task.bias[output]);
+    if (lane == 0) store_output<kEpilogue>(task.result, row * task.out + output, y);
+  }
 }
 
 using Kernel = void (*)(Task);
@@ -73,10 +77,11 @@ cudaError_t linear_fp8_plain(const Fp8Linear& task, cudaStream_t stream) {
                  task.x_scales,
                  task.result,
                  static_cast<int>(task.in),
-                 static_cast<int>(task.out)};
-  return launch_chained(kernel,
-                        dim3(static_cast<unsigned>((task.out + kWarps - 1) / kWarps), task.rows),
-                        dim3(kThreads), 0, stream, raw);
+                 static_cast<int>(task.out),
+                 task.rows};
+  const dim3 grid(static_cast<unsigned>((task.out + kWarps - 1) / kWarps),
+                  std::min(task.rows, kMaxGridY));
+  return launch_chained(kernel, grid, dim3(kThreads), 0, stream, raw);
 }
 
 }  // namespace tandem::cuda

@@ -1,5 +1,7 @@
 #include <cuda_bf16.h>
 
+#include <algorithm>
+
 #include "kernels/cuda/epilogue.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear_small.h"
@@ -18,6 +20,7 @@ struct Task {
   void* result;
   int in;
   int out;
+  uint32_t rows;
 };
 
 template <SmallEpilogue kEpilogue>
@@ -26,25 +29,26 @@ __global__ void __launch_bounds__(kWarps * 32) linear_plain_kernel(Task task) {
   wait_for_previous();
   const auto lane = static_cast<int>(threadIdx.x % 32);
   const auto output = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32);
-  const auto row = static_cast<int64_t>(blockIdx.y);
-  const auto dot = [&](int o) {
+  const auto dot = [&](int64_t row, int o) {
     float sum = 0;
     for (int i = lane; i < task.in; i += 32)
       sum = fmaf(__bfloat162float(task.weight[int64_t{o} * task.in + i]),
                  __bfloat162float(task.x[row * task.in + i]), sum);
     return warp_sum(sum) + (task.bias == nullptr ? 0.0F : __bfloat162float(task.bias[o]));
   };
-  if constexpr (kEpilogue == SmallEpilogue::kSiluMul) {
-    if (output * 2 >= task.out) return;
-    const float gate = dot(output * 2);
-    const float up = dot(output * 2 + 1);
-    if (lane == 0)
-      static_cast<__nv_bfloat16*>(task.result)[row * (task.out / 2) + output] =
-          __float2bfloat16_rn(silu(gate) * up);
-  } else {
-    if (output >= task.out) return;
-    const float y = dot(output);
-    if (lane == 0) store_output<kEpilogue>(task.result, row * task.out + output, y);
+  constexpr bool kPairs = kEpilogue == SmallEpilogue::kSiluMul;
+  if (output * (kPairs ? 2 : 1) >= task.out) return;
+  for (int64_t row = blockIdx.y; row < task.rows; row += gridDim.y) {
+    if constexpr (kPairs) {
+      const float gate = dot(row, output * 2);
+      const float up = dot(row, output * 2 + 1);
+      if (lane == 0)
+        static_cast<__nv_bfloat16*>(task.result)[row * (task.out / 2) + output] =
+            __float2bfloat16_rn(silu(gate) * up);
+    } else {
+      const float y = dot(row, output);
+      if (lane == 0) store_output<kEpilogue>(task.result, row * task.out + output, y);
+    }
   }
 }
 
@@ -75,10 +79,11 @@ cudaError_t linear_plain(const SmallLinear& task, cudaStream_t stream) {
                  reinterpret_cast<const __nv_bfloat16*>(task.x),
                  task.result,
                  static_cast<int>(task.in),
-                 static_cast<int>(task.out)};
-  return launch_chained(pick(task.epilogue),
-                        dim3(static_cast<unsigned>((outputs + kWarps - 1) / kWarps), task.rows),
-                        dim3(kWarps * 32), 0, stream, raw);
+                 static_cast<int>(task.out),
+                 task.rows};
+  const dim3 grid(static_cast<unsigned>((outputs + kWarps - 1) / kWarps),
+                  std::min(task.rows, kMaxGridY));
+  return launch_chained(pick(task.epilogue), grid, dim3(kWarps * 32), 0, stream, raw);
 }
 
 }  // namespace tandem::cuda
