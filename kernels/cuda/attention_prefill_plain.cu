@@ -3,13 +3,13 @@
 #include "common/kv/layout.h"
 #include "kernels/cuda/attention_prefill_kernels.h"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/step.h"
 
 namespace tandem::cuda {
 namespace {
 
 constexpr uint32_t kWarps = 8;
 constexpr uint32_t kLanes = 32;
-constexpr uint32_t kMaxHeadDim = 256;
 constexpr uint32_t kDimsPerLane = kMaxHeadDim / kLanes;
 constexpr uint32_t kPageTokens = kv::kBlockTokens;
 

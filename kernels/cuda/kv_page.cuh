@@ -11,7 +11,6 @@
 namespace tandem::cuda {
 
 inline constexpr uint32_t kPageTokens = kv::kBlockTokens;
-inline constexpr uint32_t kMaxHeadDim = 256;
 
 struct PageShape {
   uint32_t head_dim = 0;

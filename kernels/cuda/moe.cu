@@ -15,24 +15,29 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-// Rows whose normed values a router block keeps in shared memory.
+// Rows whose normed values a router block keeps in shared memory; of long rows fewer fit.
 constexpr int kRouterRows = 8;
+constexpr int kRouterLongRows = 2;
+constexpr int64_t kRouterBytes = 200 * 1024;
+constexpr int64_t kRouterHidden = kRouterBytes / kRouterRows / static_cast<int64_t>(sizeof(float));
+static_assert(kMaxMoeHidden ==
+              kRouterBytes / kRouterLongRows / static_cast<int64_t>(sizeof(float)));
 constexpr int kGroupThreads = 1024;
 static_assert(kThreads == kNormThreads);
 
-// logits[rows, experts]; block (x: 8 rows, y: experts of its kWarps * kPerWarp). A dot product is
-// taken by one warp in an order that depends on `hidden` alone.
-template <int kPerWarp>
+// logits[rows, experts]; block (x: kRows rows, y: experts of its kWarps * kPerWarp). A dot product
+// is taken by one warp in an order that depends on `hidden` alone.
+template <int kPerWarp, int kRows>
 __global__ void __launch_bounds__(kThreads) router_kernel(Moe task) {
   extern __shared__ float4 normed_rows[];
-  __shared__ float sums[kRouterRows][kWarps];
+  __shared__ float sums[kRows][kWarps];
   allow_next();
   wait_for_previous();
   const auto t = static_cast<int>(threadIdx.x);
   const int lane = t % 32;
   const int warp = t / 32;
-  const int first = static_cast<int>(blockIdx.x) * kRouterRows;
-  const int rows = min(kRouterRows, static_cast<int>(task.rows) - first);
+  const int first = static_cast<int>(blockIdx.x) * kRows;
+  const int rows = min(kRows, static_cast<int>(task.rows) - first);
   const int64_t n = task.shapes.hidden;
   const auto fours = static_cast<int>(n / 4);
   for (int r = 0; r < rows; ++r) {
@@ -40,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) router_kernel(Moe task) {
     if (lane == 0) sums[r][warp] = share;
   }
   __syncthreads();
-  for (int r = 0; r < kRouterRows; ++r) {
+  for (int r = 0; r < kRows; ++r) {
     const bool real = r < rows;
     const float factor = real ? norm_factor(sums[r], n, task.eps) : 0.0F;
     const float4* x = reinterpret_cast<const float4*>(task.x + (first + r) * n);
@@ -56,7 +61,7 @@ __global__ void __launch_bounds__(kThreads) router_kernel(Moe task) {
   const auto experts = static_cast<int>(task.shapes.experts);
   const int expert = (static_cast<int>(blockIdx.y) * kWarps + warp) * kPerWarp;
   if (expert >= experts) return;
-  float dots[kPerWarp][kRouterRows] = {};
+  float dots[kPerWarp][kRows] = {};
   for (int i = lane; i < fours; i += 32) {
     float4 w[kPerWarp];
 #pragma unroll
@@ -64,7 +69,7 @@ __global__ void __launch_bounds__(kThreads) router_kernel(Moe task) {
       w[e] = reinterpret_cast<const float4*>(task.weights.router +
                                              min(expert + e, experts - 1) * n)[i];
 #pragma unroll
-    for (int r = 0; r < kRouterRows; ++r) {
+    for (int r = 0; r < kRows; ++r) {
       const float4 x = normed_rows[r * fours + i];
 #pragma unroll
       for (int e = 0; e < kPerWarp; ++e) {
@@ -78,7 +83,7 @@ __global__ void __launch_bounds__(kThreads) router_kernel(Moe task) {
 #pragma unroll
   for (int e = 0; e < kPerWarp; ++e)
 #pragma unroll
-    for (int r = 0; r < kRouterRows; ++r) {
+    for (int r = 0; r < kRows; ++r) {
       const float dot = warp_sum(dots[e][r]);
       if (lane == 0 && r < rows && expert + e < experts)
         task.buffers.logits[int64_t{first + r} * experts + expert + e] = dot;
@@ -284,15 +289,23 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(Moe task) {
 constexpr uint32_t kFewRows = 64;
 constexpr int kRouterPerWarp = 4;
 
+using Router = void (*)(Moe);
+Router pick_router(bool few, bool is_long) {
+  if (is_long)
+    return few ? router_kernel<1, kRouterLongRows> : router_kernel<kRouterPerWarp, kRouterLongRows>;
+  return few ? router_kernel<1, kRouterRows> : router_kernel<kRouterPerWarp, kRouterRows>;
+}
+
 }  // namespace
 
 cudaError_t prepare_moe() {
-  for (const void* kernel : {reinterpret_cast<const void*>(router_kernel<1>),
-                             reinterpret_cast<const void*>(router_kernel<kRouterPerWarp>)})
-    if (const cudaError_t error =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 * 1024);
-        error != cudaSuccess)
-      return error;
+  for (const bool few : {false, true})
+    for (const bool is_long : {false, true})
+      if (const cudaError_t error = cudaFuncSetAttribute(
+              reinterpret_cast<const void*>(pick_router(few, is_long)),
+              cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kRouterBytes));
+          error != cudaSuccess)
+        return error;
   if (const cudaError_t error = prepare_moe_linear(); error != cudaSuccess) return error;
   return prepare_small_linear();
 }
@@ -300,11 +313,13 @@ cudaError_t prepare_moe() {
 cudaError_t moe_route(const Moe& task, cudaStream_t stream) {
   const MoeShapes& shapes = task.shapes;
   const bool few = task.rows <= kFewRows;
-  const auto shared = static_cast<size_t>(kRouterRows * shapes.hidden) * sizeof(float);
-  const dim3 grid(ceil_div(task.rows, kRouterRows),
+  const bool is_long = shapes.hidden > kRouterHidden;
+  const int rows = is_long ? kRouterLongRows : kRouterRows;
+  const auto shared = static_cast<size_t>(rows * shapes.hidden) * sizeof(float);
+  const dim3 grid(ceil_div(task.rows, rows),
                   ceil_div(shapes.experts, kWarps * (few ? 1 : kRouterPerWarp)));
-  cudaError_t error = launch_chained(few ? router_kernel<1> : router_kernel<kRouterPerWarp>, grid,
-                                     dim3(kThreads), shared, stream, task);
+  cudaError_t error =
+      launch_chained(pick_router(few, is_long), grid, dim3(kThreads), shared, stream, task);
   if (error != cudaSuccess) return error;
   constexpr auto kTile = static_cast<int>(kMoeTileRows);
   if (few && shapes.experts <= 256)
@@ -323,7 +338,7 @@ cudaError_t moe_combine(const Moe& task, cudaStream_t stream) {
 
 cudaError_t moe(const Moe& task, const SmallDevice& device, cudaStream_t stream) {
   if (task.rows == 0) return cudaSuccess;
-  if (moe_problem(task.shapes) != nullptr) return cudaErrorInvalidValue;
+  if (!moe_takes(task.shapes)) return cudaErrorInvalidValue;
   const MoeBuffers& b = task.buffers;
   const MoeShapes& s = task.shapes;
   cudaError_t error =

@@ -16,17 +16,20 @@ namespace tandem::cuda {
 
 inline constexpr uint32_t kMaxExperts = 1024;
 inline constexpr uint32_t kMaxExpertsPerToken = 32;
+inline constexpr int64_t kMaxMoeHidden = 25600;
+inline constexpr int64_t kMaxExpertSize = 1 << 20;
+inline constexpr int64_t kMoeSizes = 8;  // hidden and expert sizes are multiples of this
 
 struct MoeShapes {
-  int64_t hidden = 0;        // % 8 == 0
-  int64_t intermediate = 0;  // of one expert, % 8 == 0
+  int64_t hidden = 0;
+  int64_t intermediate = 0;  // of one expert
   uint32_t experts = 0;
   uint32_t experts_per_token = 0;
   bool normalize_top_k = false;
 };
 
-// Null if these kernels take the shape, else why not: for the error at load.
-[[nodiscard]] const char* moe_problem(const MoeShapes& shapes);
+// Whether these kernels take the shape.
+[[nodiscard]] bool moe_takes(const MoeShapes& shapes);
 
 struct MoeWeights {
   const float* router = nullptr;  // [experts, hidden]

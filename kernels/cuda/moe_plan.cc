@@ -42,14 +42,12 @@ MoeBuffers carve(const MoeShapes& shapes, uint32_t rows, Carver& carver) {
 
 }  // namespace
 
-const char* moe_problem(const MoeShapes& shapes) {
-  if (shapes.experts == 0 || shapes.experts > kMaxExperts) return "more than 1024 experts, or none";
-  if (shapes.experts_per_token == 0 || shapes.experts_per_token > kMaxExpertsPerToken ||
-      shapes.experts_per_token > shapes.experts)
-    return "more than 32 experts a token, more than there are, or none";
-  if (shapes.hidden % 8 != 0 || shapes.intermediate % 8 != 0)
-    return "hidden or expert sizes that are no multiples of 8";
-  return nullptr;
+bool moe_takes(const MoeShapes& shapes) {
+  const uint32_t k = shapes.experts_per_token;
+  return shapes.experts > 0 && shapes.experts <= kMaxExperts && k > 0 &&
+         k <= std::min(kMaxExpertsPerToken, shapes.experts) && shapes.hidden <= kMaxMoeHidden &&
+         shapes.intermediate <= kMaxExpertSize && shapes.hidden % kMoeSizes == 0 &&
+         shapes.intermediate % kMoeSizes == 0;
 }
 
 // Every expert may have one tile that is not full.

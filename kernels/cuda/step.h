@@ -13,6 +13,11 @@
 // allocate or synchronize.
 namespace tandem::cuda {
 
+// What these kernels take, for engines to refuse the rest before they load it.
+inline constexpr uint32_t kMaxHeadDim = 256;
+inline constexpr uint32_t kMaxHeads = 4096;         // of queries
+inline constexpr uint32_t kMaxStepRows = 1U << 18;  // grids count them along y, a few at a time
+
 // One sequence's part of a step (engine::SequenceView on the device).
 struct SequenceSlot {
   uint32_t first_row = 0;    // in the packed batch

@@ -11,6 +11,7 @@
 #include "common/engine/cuda/cuda_ops_impl.h"
 #include "common/engine/cuda/fp8_row.h"
 #include "common/engine/cuda/page_memory.h"
+#include "common/engine/cuda/supported_model.h"
 #include "kernels/cuda/kv_write.h"
 #include "kernels/cuda/rows.h"
 
@@ -140,9 +141,6 @@ Result<std::unique_ptr<MoeWeight>> CudaOps::load_moe(
     std::span<const model::HostTensor* const> down) {
   const cuda::MoeShapes shapes{model_.hidden, shape.intermediate, shape.experts,
                                shape.experts_per_token, shape.normalize_top_k};
-  if (const char* problem = cuda::moe_problem(shapes); problem != nullptr)
-    return fail(ErrorCode::kUnsupported,
-                "the CUDA engine cannot run this mixture of experts: " + std::string(problem));
   moe_ = shapes;
   return loader_.moe(shape, router, gate, up, down);
 }
@@ -386,7 +384,7 @@ void CudaOps::norm_moe(uint32_t rows, Activation x, const VectorWeight& norm, fl
 
 Result<std::unique_ptr<Ops>> create_cuda_ops(const CudaOptions& options,
                                              const model::ModelConfig& model) {
-  if (options.quantization == Quantization::kFp8) TANDEM_TRY(check_fp8_model(model));
+  TANDEM_TRY(check_supported(options, model));
   TANDEM_ASSIGN(auto device, cuda::Device::open(options.device));
   TANDEM_ASSIGN(auto stream, cuda::Stream::create());
   TANDEM_ASSIGN(auto lt, cuda::CublasLt::create(options.libraries));

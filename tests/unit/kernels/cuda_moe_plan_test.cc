@@ -50,13 +50,15 @@ TEST(MoePlanTest, TilesSufficeForTheWorstChoice) {
 }
 
 TEST(MoePlanTest, RefusesShapesTheKernelsDoNotTake) {
-  EXPECT_EQ(moe_problem({2048, 768, 128, 8, true}), nullptr);
-  EXPECT_NE(moe_problem({2048, 768, 1025, 8, true}), nullptr);
-  EXPECT_NE(moe_problem({2048, 768, 4, 5, true}), nullptr);
-  EXPECT_NE(moe_problem({2048, 768, 128, 33, true}), nullptr);
-  EXPECT_NE(moe_problem({2052, 768, 128, 8, true}), nullptr);
-  EXPECT_NE(moe_problem({2048, 764, 128, 8, true}), nullptr);
-  EXPECT_NE(moe_problem({2048, 768, 0, 0, true}), nullptr);
+  EXPECT_TRUE(moe_takes({2048, 768, 128, 8, true}));
+  EXPECT_FALSE(moe_takes({2048, 768, 1025, 8, true}));
+  EXPECT_FALSE(moe_takes({2048, 768, 4, 5, true}));
+  EXPECT_FALSE(moe_takes({2048, 768, 128, 33, true}));
+  EXPECT_TRUE(moe_takes({25600, 768, 128, 8, true}));
+  EXPECT_FALSE(moe_takes({25608, 768, 128, 8, true}));
+  EXPECT_FALSE(moe_takes({2052, 768, 128, 8, true}));
+  EXPECT_FALSE(moe_takes({2048, 764, 128, 8, true}));
+  EXPECT_FALSE(moe_takes({2048, 768, 0, 0, true}));
 }
 
 }  // namespace
