@@ -14,6 +14,7 @@ std::unique_ptr<engine::Ops> create_cuda(const model::ModelConfig& model,
   options.max_context = limits.positions;
   options.max_sequences = limits.sequences;
   options.max_verify_rows = limits.verify_rows;
+  if (limits.fp8_weights) options.quantization = engine::Quantization::kFp8;
   // As nodes do: all memory is planned and taken before a weight is read.
   options.kv_layout = kv::KvLayout{model.layers, model.kv_heads, model.head_dim, limits.format};
   options.kv_tails = options.kv_layout->needs_tail() ? limits.sequences : 0;
@@ -37,6 +38,7 @@ std::vector<Backend> backends() {
   b.formats = {kv::KvFormat::kBf16, kv::KvFormat::kFp8E4M3, kv::KvFormat::kInt8,
                kv::KvFormat::kK8V4, kv::KvFormat::kInt4};
   b.fast = true;
+  b.has_fp8 = true;
   // Other shapes of matrix products add up in another order, and activations are bf16.
   b.chunk_tolerance = 2e-2;
   b.same_bits_rows = 8;  // above, other kernels multiply

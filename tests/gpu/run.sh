@@ -94,7 +94,8 @@ else
   echo "clusters: left out (no card here, --no-bench, or no checkout)" >>"$results/skipped-steps"
 fi
 
-# Kernel tests alone: whole models take hours under the sanitizer and run the same kernels.
+# Kernel tests alone: whole models take hours under the sanitizer and run the same kernels. Of random shapes a few,
+# for what no kernel's test has: buffers that the engine has sized.
 if [ "$sanitize" -eq 1 ]; then
   if command -v compute-sanitizer >/dev/null; then
     sent=
@@ -111,7 +112,11 @@ if [ "$sanitize" -eq 1 ]; then
     done
     for tool in memcheck racecheck initcheck; do
       step "compute-sanitizer $tool"
-      for program in $(printf '%s\n' "$programs" | grep -vE 'golden|engine|owners|model'); do
+      if [ "$tool" = memcheck ] && printf '%s\n' "$programs" | grep -qx gpu_shapes_test; then
+        TANDEM_SHAPES=12 run_one "$tool-gpu_shapes_test" 900 compute-sanitizer --tool "$tool" --error-exitcode 86 \
+          --kernel-name-exclude kernel_substring=nvjet "$tests/gpu_shapes_test"
+      fi
+      for program in $(printf '%s\n' "$programs" | grep -vE 'golden|engine|owners|model|shapes'); do
         # cuBLASLt's own FP8 kernels (nvjet_sm90_qq…, CUDA 13.0) have hazards by racecheck, and one that a test
         # of nothing but their sums needs brings it down.
         # Racecheck does not follow arrivals at a barrier of another block of the cluster: a program of nothing

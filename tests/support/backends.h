@@ -23,6 +23,7 @@ struct Backend {
     uint32_t positions = 0;  // of each
     kv::KvFormat format = kv::KvFormat::kF32;
     uint32_t verify_rows = 1;  // rows of a sequence for which steps are recorded
+    bool fp8_weights = false;  // projections in float8, where a backend has that
   };
   std::string name;
   std::function<std::unique_ptr<engine::Ops>(DType weights, const model::ModelConfig& model,
@@ -30,8 +31,9 @@ struct Backend {
       create;
   std::vector<DType> types;
   std::vector<kv::KvFormat> formats;
-  bool fast = false;  // runs the real model's whole answers in seconds
-  bool slow = false;  // plain loops: takes minutes for the real model
+  bool has_fp8 = false;  // Limits::fp8_weights
+  bool fast = false;     // runs the real model's whole answers in seconds
+  bool slow = false;     // plain loops: takes minutes for the real model
   // 0: a row's result is the same bits however a prompt is cut into chunks and whatever else is in
   // a step. Else how far logits may be apart (relative L2) when only that cut differs.
   double chunk_tolerance = 0;

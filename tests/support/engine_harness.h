@@ -21,6 +21,7 @@ class EngineHarness {
     uint32_t sequences = 1;
     uint32_t positions = 512;  // of each sequence
     uint32_t verify_rows = 1;
+    bool fp8_weights = false;
   };
   [[nodiscard]] static Result<std::unique_ptr<EngineHarness>> create(
       const model::Checkpoint& checkpoint, std::unique_ptr<engine::Ops> ops,
@@ -54,8 +55,8 @@ class EngineHarness {
 
 // What a backend has to be made for.
 [[nodiscard]] inline Backend::Limits limits_of(const EngineHarness::Options& options) {
-  return {options.max_rows, options.sequences, options.positions, options.format,
-          options.verify_rows};
+  return {options.max_rows, options.sequences,   options.positions,
+          options.format,   options.verify_rows, options.fp8_weights};
 }
 
 }  // namespace tandem::testing
