@@ -6,6 +6,7 @@
 #include "common/net/control_channel.h"
 #include "common/net/gate.h"
 #include "common/proto/control.pb.h"
+#include "common/proto/versions.h"
 
 namespace tandem {
 namespace {
@@ -45,10 +46,10 @@ Status check_hello(const control::Hello& hello, std::string_view nonce,
             ? "this router asks for a shared key; set router.control.shared_key"
             : "the shared key differs from the router's; set the same router.control.shared_key");
   }
-  if (hello.protocol_version() != kControlProtocolVersion) {
+  if (hello.protocol_version() != proto::kControlVersion) {
     return fail(ErrorCode::kMismatch,
                 "control protocol version " + std::to_string(hello.protocol_version()) +
-                    " differs from the router's " + std::to_string(kControlProtocolVersion) +
+                    " differs from the router's " + std::to_string(proto::kControlVersion) +
                     "; run the same release on both",
                 "protocol_version");
   }

@@ -23,8 +23,6 @@ namespace tandem {
 class IoThread;
 class MetricsRegistry;
 
-inline constexpr uint32_t kControlProtocolVersion = 1;
-
 // One connection of a node, as the router sees it. Never used twice.
 using SessionId = StrongId<struct SessionIdTag, uint64_t>;
 

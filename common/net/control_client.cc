@@ -12,6 +12,7 @@
 #include "common/net/framed_connection.h"
 #include "common/net/io_thread.h"
 #include "common/proto/control.pb.h"
+#include "common/proto/versions.h"
 
 namespace tandem {
 namespace {
@@ -142,10 +143,10 @@ class DialingClient final : public ControlClient,
   }
 
   void on_challenge(const control::Challenge& challenge) {
-    if (challenge.protocol_version() != kControlProtocolVersion) {
+    if (challenge.protocol_version() != proto::kControlVersion) {
       refuse({.reason = "the router speaks control protocol version " +
                         std::to_string(challenge.protocol_version()) + ", this node " +
-                        std::to_string(kControlProtocolVersion) + "; run the same release on both",
+                        std::to_string(proto::kControlVersion) + "; run the same release on both",
               .lasting = true},
              ErrorCode::kMismatch, "refused");
       return;
@@ -159,7 +160,7 @@ class DialingClient final : public ControlClient,
     control::ToRouter message;
     control::Hello& hello = *message.mutable_hello();
     hello = callbacks_.make_hello();
-    hello.set_protocol_version(kControlProtocolVersion);
+    hello.set_protocol_version(proto::kControlVersion);
     hello.set_generation(generation_.value);
     if (!options_.shared_key.empty()) {
       hello.set_authentication(hello_proof(options_.shared_key, challenge.nonce(), hello));

@@ -9,6 +9,7 @@
 #include "common/net/io_thread.h"
 #include "common/net/listen.h"
 #include "common/proto/control.pb.h"
+#include "common/proto/versions.h"
 
 namespace tandem {
 namespace {
@@ -96,7 +97,7 @@ class TcpControlServer final : public ControlServer {
          .on_closed = [this, id](const Error& reason) { on_closed(id, reason); }});
     control::ToNode message;
     control::Challenge& challenge = *message.mutable_challenge();
-    challenge.set_protocol_version(kControlProtocolVersion);
+    challenge.set_protocol_version(proto::kControlVersion);
     challenge.set_nonce(session.nonce);
     challenge.set_authentication_required(!options_.shared_key.empty());
     challenge.set_router_generation(generation_.value);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/proto/versions.h"
 #include "router/dispatch/block_hashes.h"
 
 namespace tandem::sim {
@@ -78,7 +79,7 @@ void Cluster::tick_router() {
 control::Hello Cluster::hello_of(const Slot& slot) const {
   const NodeOptions& o = slot.role == control::ROLE_PREFILL ? options_.prefill : options_.decode;
   control::Hello hello;
-  hello.set_protocol_version(1);
+  hello.set_protocol_version(proto::kControlVersion);
   hello.set_role(slot.role);
   hello.set_node_id(slot.process->name());
   hello.set_generation(slot.process->generation().value);
@@ -93,7 +94,7 @@ control::Hello Cluster::hello_of(const Slot& slot) const {
   c.set_kv_head_dim(layout.head_dim);
   c.set_kv_codec_version(1);
   c.set_dtype("bfloat16");
-  c.set_transport_protocol_version(1);
+  c.set_transport_protocol_version(proto::kKvFrameVersion);
   hello.set_transport("inproc");
   hello.set_transport_address(slot.process->transport().address());
   hello.set_model_id("ledger");

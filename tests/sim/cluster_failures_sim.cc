@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "common/proto/versions.h"
 #include "tests/sim/cluster.h"
 
 namespace tandem::sim {
@@ -247,7 +248,7 @@ TEST_F(ClusterFailures, LateWritesNeverReachTheNextRequest) {
 TEST_F(ClusterFailures, AnotherBlockSizeIsRefusedAtTheHandshake) {
   make(small_cluster());
   control::Hello hello;
-  hello.set_protocol_version(1);
+  hello.set_protocol_version(proto::kControlVersion);
   hello.set_role(control::ROLE_PREFILL);
   hello.set_node_id("prefill-9");
   hello.set_generation(77);
@@ -269,7 +270,7 @@ TEST_F(ClusterFailures, AnotherBlockSizeIsRefusedAtTheHandshake) {
   c.set_kv_head_dim(64);
   c.set_kv_codec_version(1);
   c.set_dtype("bfloat16");
-  c.set_transport_protocol_version(1);
+  c.set_transport_protocol_version(proto::kKvFrameVersion);
   const auto welcome = cluster_->dispatcher().on_node_connected(router::NodeHandle{9999}, hello);
   EXPECT_FALSE(welcome.admitted());
   EXPECT_NE(welcome.reason().find("block size"), std::string::npos) << welcome.reason();

@@ -1,6 +1,7 @@
 // Which nodes a router admits and how it shares work among them: scripted nodes, simulated time.
 #include <gtest/gtest.h>
 
+#include "common/proto/versions.h"
 #include "tests/sim/router_sim.h"
 
 namespace tandem::router::sim {
@@ -39,6 +40,19 @@ TEST(Nodes, ARefusalLastsUnlessOtherNodesAreTheReason) {
     EXPECT_FALSE(welcome.lasting()) << welcome.reason();
   }
   EXPECT_FALSE(FakeNode(c, kDecode, "decode-3").connect().lasting());
+}
+
+TEST(Nodes, AnotherReleaseIsRefusedByItsVersions) {
+  Pair c;
+  FakeNode older(c, kDecode, "decode-1");
+  older.hello.set_protocol_version(proto::kControlVersion - 1);
+  const control::Welcome welcome = older.connect();
+  EXPECT_FALSE(welcome.admitted());
+  EXPECT_TRUE(welcome.lasting());
+  EXPECT_EQ(welcome.reason(), "decode-1 speaks control protocol " +
+                                  std::to_string(proto::kControlVersion - 1) + ", this router " +
+                                  std::to_string(proto::kControlVersion) +
+                                  ": run the same Tandem version");
 }
 
 TEST(Nodes, ASecondHolderOfANameWaitsUntilTheFirstIsQuiet) {

@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "common/proto/versions.h"
+
 namespace tandem::router::sim {
 
 using std::chrono::milliseconds;
@@ -26,7 +28,7 @@ void Client::on_update(AnswerUpdate update) {
 }
 
 FakeNode::FakeNode(Cluster& cluster, control::Role role, std::string id) : cluster_(cluster) {
-  hello.set_protocol_version(1);
+  hello.set_protocol_version(proto::kControlVersion);
   hello.set_role(role);
   hello.set_node_id(std::move(id));
   hello.set_transport("inproc");

@@ -19,6 +19,7 @@
 #include "common/net/io_thread.h"
 #include "common/obs/metrics.h"
 #include "common/proto/control.pb.h"
+#include "common/proto/versions.h"
 
 namespace tandem {
 namespace {
@@ -204,7 +205,7 @@ class ControlChannel : public ::testing::Test {
     message.mutable_hello()->set_role(control::ROLE_PREFILL);
     message.mutable_hello()->set_node_id(name);
     message.mutable_hello()->set_generation(kNode.value);
-    message.mutable_hello()->set_protocol_version(kControlProtocolVersion);
+    message.mutable_hello()->set_protocol_version(proto::kControlVersion);
     return message;
   }
   static control::ToRouter heartbeat(uint64_t tick) {
@@ -362,9 +363,37 @@ TEST_F(ControlChannel, AnotherProtocolVersionIsRefusedWithBothNumbers) {
   io_.start();
   const Fd fd = dial();
   control::ToRouter message = hello();
-  message.mutable_hello()->set_protocol_version(99);
+  // The release before is refused as well.
+  message.mutable_hello()->set_protocol_version(proto::kControlVersion - 1);
   put(fd, frame(0, message));
-  EXPECT_THAT(read_all(fd).welcome().reason(), HasSubstr("version 99 differs from the router's 1"));
+  const std::string ours = std::to_string(proto::kControlVersion);
+  EXPECT_THAT(read_all(fd).welcome().reason(),
+              HasSubstr("control protocol version " + std::to_string(proto::kControlVersion - 1) +
+                        " differs from the router's " + ours + "; run the same release on both"));
+}
+
+TEST_F(ControlChannel, ANodeRefusesARouterOfAnotherProtocolVersionForGood) {
+  Fd listener(::socket(AF_INET, SOCK_STREAM, 0));
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(at);
+  ASSERT_EQ(::bind(listener.get(), reinterpret_cast<sockaddr*>(&at), length), 0);
+  ASSERT_EQ(::listen(listener.get(), 1), 0);
+  ASSERT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&at), &length), 0);
+  port_ = ntohs(at.sin_port);
+  start_client({});
+  io_.start();
+  const Fd router(::accept(listener.get(), nullptr, nullptr));
+  control::ToNode message;
+  message.mutable_challenge()->set_protocol_version(proto::kControlVersion - 1);
+  std::string out;
+  append_frame(out, FrameKind::kMessage, 0, kRouter, message.SerializeAsString());
+  put(router, out);
+  EXPECT_TRUE(events_.wait_for("refused for good the router speaks control protocol version " +
+                               std::to_string(proto::kControlVersion - 1) + ", this node " +
+                               std::to_string(proto::kControlVersion)))
+      << events_.all();
 }
 
 TEST_F(ControlChannel, SilenceBeforeTheHelloIsBounded) {

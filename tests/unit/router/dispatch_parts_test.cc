@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/proto/control.pb.h"
+#include "common/proto/versions.h"
 #include "router/dispatch/block_hashes.h"
 #include "router/dispatch/breaker.h"
 #include "router/dispatch/compatibility.h"
@@ -232,6 +233,11 @@ TEST(Compatibility, EveryFieldIsComparedAndNamed) {  // failures.md 17
     EXPECT_NE(text.find("decode-0"), text.npos) << text;
   }
   EXPECT_EQ(changed([](H&, C& c) { (*c.mutable_library_versions())["cuda"] = "13"; }), "");
+  const std::string frames =
+      changed([](H&, C& c) { c.set_transport_protocol_version(proto::kKvFrameVersion - 1); });
+  EXPECT_NE(frames.find("the transport protocol is " + std::to_string(proto::kKvFrameVersion - 1)),
+            frames.npos)
+      << frames;
 }
 
 TEST(Compatibility, OtherVersionsOfCudaAndNcclAreNamedOnBothSides) {
