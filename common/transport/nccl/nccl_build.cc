@@ -10,15 +10,14 @@
 namespace tandem::transport {
 namespace {
 
-constexpr size_t kGreetingBytes = 256;
 constexpr Duration kGreetingNap = std::chrono::microseconds(200);
 constexpr Duration kGoodbye = std::chrono::seconds(3);
 
 // A first message, by which NCCL connects the GPUs. `unwanted` is asked while it is under way.
 template <typename Unwanted>
-Status greet(const NcclApi& api, const NcclBuilder::Plan& plan, NcclBuilder::Built& built,
-             Unwanted&& unwanted) {
-  TANDEM_ASSIGN(const auto buffer, cuda::DeviceBuffer::create(2 * kGreetingBytes));
+Status greet(const NcclApi& api, std::byte* greeting, const NcclBuilder::Plan& plan,
+             NcclBuilder::Built& built, Unwanted&& unwanted) {
+  constexpr size_t kBytes = NcclBuilder::kGreetingBytes / 2;
   TANDEM_ASSIGN(const auto said, cuda::Event::create());
   const bool self = plan.ranks == 1;
   const int peer = self ? 0 : 1 - plan.rank;
@@ -26,12 +25,11 @@ Status greet(const NcclApi& api, const NcclBuilder::Plan& plan, NcclBuilder::Bui
   ncclResult_t sent = ncclSuccess;
   ncclResult_t received = ncclSuccess;
   if (plan.rank == 0) {
-    sent = api.ncclSend(buffer.data(), kGreetingBytes, ncclInt8, peer, built.comm(),
-                        built.stream.get());
+    sent = api.ncclSend(greeting, kBytes, ncclInt8, peer, built.comm(), built.stream.get());
   }
   if (plan.rank == 1 || self) {
-    received = api.ncclRecv(buffer.data() + kGreetingBytes, kGreetingBytes, ncclInt8, peer,
-                            built.comm(), built.stream.get());
+    received =
+        api.ncclRecv(greeting + kBytes, kBytes, ncclInt8, peer, built.comm(), built.stream.get());
   }
   TANDEM_TRY(api.status(api.ncclGroupEnd(), "ncclGroupEnd", built.comm()));
   TANDEM_TRY(api.status(sent, "ncclSend", built.comm()));
@@ -41,7 +39,7 @@ Status greet(const NcclApi& api, const NcclBuilder::Plan& plan, NcclBuilder::Bui
     TANDEM_ASSIGN(const bool done, said.done());
     if (done) return {};
     if (unwanted()) {
-      // The abort ends the kernel, which may write into the buffer until then.
+      // The abort ends the kernel.
       built.owner.reset();
       (void)built.stream.synchronize();
       return fail(ErrorCode::kCancelled, "nccl: the connection is gone");
@@ -93,7 +91,8 @@ NcclBuilder::~NcclBuilder() {
   }
 }
 
-void NcclBuilder::run(const NcclApi& api, const Plan& plan, Build::State& state) {
+void NcclBuilder::run(const NcclApi& api, std::byte* greeting, const Plan& plan,
+                      Build::State& state) {
   const auto unwanted = [&] {
     std::lock_guard lock(state.mutex);
     return state.unwanted;
@@ -109,7 +108,7 @@ void NcclBuilder::run(const NcclApi& api, const Plan& plan, Build::State& state)
         api.ncclCommInitRankConfig(&comm, plan.ranks, plan.id, plan.rank, &config);
     built.owner.reset({comm, api.ncclCommAbort});
     TANDEM_TRY(api.status(made, "ncclCommInitRankConfig", nullptr));
-    return greet(api, plan, built, unwanted);
+    return greet(api, greeting, plan, built, unwanted);
   };
   Status outcome = make();
   {
@@ -139,7 +138,9 @@ Result<NcclBuilder::Build> NcclBuilder::start(const Plan& plan) {
   build.state_ = std::make_shared<Build::State>();
   build.state_->device = plan.device;
   try {
-    std::thread([api = api_, plan, state = build.state_] { run(*api, plan, *state); }).detach();
+    std::thread([api = api_, greeting = greeting_, plan, state = build.state_] {
+      run(*api, greeting.get(), plan, *state);
+    }).detach();
   } catch (const std::system_error& error) {
     return fail(ErrorCode::kResourceExhausted,
                 std::string("nccl: cannot start a thread for a communicator: ") + error.what());

@@ -62,7 +62,12 @@ class NcclBuilder {
     std::shared_ptr<State> state_;
   };
 
-  explicit NcclBuilder(std::shared_ptr<const NcclApi> api) : api_(std::move(api)) {}
+  // What is sent first over a communicator, and where that arrives.
+  static constexpr size_t kGreetingBytes = 512;
+  // `greeting`: kGreetingBytes of the device, shared by all builds, whose bytes mean nothing;
+  // taking memory of a device or giving it back would hold up whatever works on it.
+  NcclBuilder(std::shared_ptr<const NcclApi> api, std::shared_ptr<std::byte> greeting)
+      : api_(std::move(api)), greeting_(std::move(greeting)) {}
   ~NcclBuilder();  // waits a while for threads whose work nobody wants any more
   NcclBuilder(const NcclBuilder&) = delete;
   NcclBuilder& operator=(const NcclBuilder&) = delete;
@@ -72,9 +77,10 @@ class NcclBuilder {
   [[nodiscard]] Result<Build> start(const Plan& plan);
 
  private:
-  static void run(const NcclApi& api, const Plan& plan, Build::State& state);
+  static void run(const NcclApi& api, std::byte* greeting, const Plan& plan, Build::State& state);
 
   const std::shared_ptr<const NcclApi> api_;
+  const std::shared_ptr<std::byte> greeting_;  // a thread may outlive the builder
   std::vector<std::weak_ptr<Build::State>> under_way_;
 };
 

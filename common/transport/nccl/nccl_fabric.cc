@@ -102,7 +102,11 @@ Status NcclFabric::set_up() {
   const cuda::DeviceScope scope(options_.copier.device);
   TANDEM_ASSIGN(auto api, NcclApi::open(options_.library_folders));
   api_ = std::make_shared<const NcclApi>(std::move(api));
-  builder_ = std::make_unique<NcclBuilder>(api_);
+  TANDEM_ASSIGN(cuda::DeviceBuffer greeting,
+                cuda::DeviceBuffer::create(NcclBuilder::kGreetingBytes));
+  const auto shared = std::make_shared<cuda::DeviceBuffer>(std::move(greeting));
+  builder_ =
+      std::make_unique<NcclBuilder>(api_, std::shared_ptr<std::byte>(shared, shared->data()));
   self_.version = api_->version();
   self_.process = this_process();
   cudaDeviceProp properties{};

@@ -47,7 +47,10 @@ Status NcclLane::advance(std::vector<uint64_t>& ended) {
   while (!flying_.empty()) {
     Group& group = flying_.front();
     TANDEM_ASSIGN(const bool done, group.done.done());
-    if (!done) break;
+    if (!done) {
+      TANDEM_TRY(check_communicator());
+      break;
+    }
     ended.insert(ended.end(), group.slots.begin(), group.slots.end());
     spare_events_.push_back(std::move(group.done));
     flying_.pop_front();
@@ -60,6 +63,15 @@ Status NcclLane::advance(std::vector<uint64_t>& ended) {
                 "nccl: the peer did not take part in a transfer in time");
   }
   return {};
+}
+
+// What NCCL's own threads find, or a GPU that gives up, shows nowhere else: the messages under way
+// would be waited for until their time is over.
+Status NcclLane::check_communicator() const {
+  ncclResult_t found = ncclSuccess;
+  TANDEM_TRY(api_.status(api_.ncclCommGetAsyncError(built_.comm(), &found), "ncclCommGetAsyncError",
+                         built_.comm()));
+  return api_.status(found, "nccl: the communicator failed", built_.comm());
 }
 
 Status NcclLane::enqueue(const Message& message) {

@@ -47,6 +47,7 @@ class NcclLane {
     cuda::Event done;
   };
   [[nodiscard]] Status await_communicator();
+  [[nodiscard]] Status check_communicator() const;
   [[nodiscard]] Status launch();
   [[nodiscard]] Status enqueue(const Message& message);  // within a group
 

@@ -27,6 +27,8 @@ struct World {
   std::vector<std::string> notes;
   cudaError_t kernels = cudaSuccess;
   bool frozen = false;
+  bool events_held = false;
+  int memory_calls = 0;
   uintptr_t handles = 0;
 };
 World& world() {
@@ -44,6 +46,11 @@ cudaError_t make(Handle* handle) {
 
 void copy_all(FakeStream& stream) {
   for (const Copy& c : std::exchange(stream.copies, {})) std::memcpy(c.to, c.from, c.bytes);
+}
+
+void count_memory_call() {
+  std::lock_guard lock(world().mutex);
+  ++world().memory_calls;
 }
 
 cudaError_t allocate(void** data, size_t bytes) {
@@ -66,6 +73,7 @@ void FakeCuda::reset() {
   world().notes.clear();
   world().kernels = cudaSuccess;
   world().frozen = false;
+  world().events_held = false;
 }
 
 void FakeCuda::fail_kernels(cudaError_t error) {
@@ -76,6 +84,16 @@ void FakeCuda::fail_kernels(cudaError_t error) {
 void FakeCuda::freeze_streams() {
   std::lock_guard lock(world().mutex);
   world().frozen = true;
+}
+
+void FakeCuda::hold_events() {
+  std::lock_guard lock(world().mutex);
+  world().events_held = true;
+}
+
+int FakeCuda::memory_calls() {
+  std::lock_guard lock(world().mutex);
+  return world().memory_calls;
 }
 
 void FakeCuda::note(std::string event) {
@@ -148,15 +166,24 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cu
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return make(event); }
 cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventQuery(cudaEvent_t) {
+  std::lock_guard lock(world().mutex);
+  return world().events_held ? cudaErrorNotReady : cudaSuccess;
+}
 cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEvent_t) {
   *milliseconds = 0;
   return cudaSuccess;
 }
 
-cudaError_t cudaMalloc(void** data, size_t bytes) { return allocate(data, bytes); }
-cudaError_t cudaFree(void* data) { return release(data); }
+cudaError_t cudaMalloc(void** data, size_t bytes) {
+  count_memory_call();
+  return allocate(data, bytes);
+}
+cudaError_t cudaFree(void* data) {
+  count_memory_call();
+  return release(data);
+}
 cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) { return allocate(data, bytes); }
 cudaError_t cudaFreeHost(void* data) { return release(data); }
 cudaError_t cudaHostRegister(void*, size_t, unsigned) { return cudaSuccess; }

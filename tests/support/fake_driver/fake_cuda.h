@@ -18,6 +18,10 @@ struct FakeCuda {
   static void fail_kernels(cudaError_t error);
   // Streams with copies never get any further.
   static void freeze_streams();
+  // From now on no event ends.
+  static void hold_events();
+  // Calls so far that take memory of a device or give it back.
+  [[nodiscard]] static int memory_calls();
   // What happened, in order: "stream ended", and what a test adds.
   static void note(std::string event);
   [[nodiscard]] static std::vector<std::string> notes();

@@ -18,12 +18,15 @@ class FakeNccl {
   static void reset() {
     made_ = aborted_ = 0;
     held_ = false;
+    found_ = ncclSuccess;
   }
   // While held, no communicator gets built.
   static void hold(bool held) {
     held_ = held;
     held_.notify_all();
   }
+  // What ncclCommGetAsyncError() finds from now on.
+  static void fail(ncclResult_t found) { found_ = found; }
   [[nodiscard]] static int made() { return made_; }
   [[nodiscard]] static int aborted() { return aborted_; }
   [[nodiscard]] static ncclUniqueId id(FakeId kind) {
@@ -52,6 +55,10 @@ class FakeNccl {
     api->ncclRecv = [](void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t) {
       return ncclSuccess;
     };
+    api->ncclCommGetAsyncError = [](ncclComm_t, ncclResult_t* found) {
+      *found = found_;
+      return ncclSuccess;
+    };
     api->ncclGroupStart = [] { return ncclSuccess; };
     api->ncclGroupEnd = [] { return ncclSuccess; };
     return api;
@@ -61,6 +68,7 @@ class FakeNccl {
   static inline std::atomic<int> made_{0};
   static inline std::atomic<int> aborted_{0};
   static inline std::atomic<bool> held_{false};
+  static inline std::atomic<ncclResult_t> found_{ncclSuccess};
 };
 
 }  // namespace tandem::transport::testing

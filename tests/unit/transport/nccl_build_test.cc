@@ -59,16 +59,18 @@ class NcclBuild : public ::testing::Test {
     return build ? std::move(*build) : NcclBuilder::Build();
   }
   const std::shared_ptr<const NcclApi> api_ = FakeNccl::api();
-  NcclBuilder builder_{api_};
-  SlotSpace slots_;
+  NcclBuilder builder_{
+      api_, {new std::byte[NcclBuilder::kGreetingBytes], std::default_delete<std::byte[]>()}};
+  std::vector<std::byte> memory_{4096};
+  SlotSpace slots_{memory_.data(), memory_.size()};
   const NcclShared shared_{.api = *api_,
                            .builder = builder_,
                            .send_slots = slots_,
                            .receive_slots = slots_,
                            .device = 3,
-                           .message_bytes = 1,
+                           .message_bytes = 1024,
                            .ctas = 0,
-                           .group = {1, 1}};
+                           .group = {1, 1024}};
 };
 
 bool ended(const NcclBuilder::Build& build) {
@@ -167,6 +169,38 @@ TEST_F(NcclBuild, ALinkEndsItsLanesWithoutThreadsToo) {
   link->reset();
   no_threads = false;
   EXPECT_EQ(FakeNccl::aborted(), 2);
+}
+
+// Taking memory or giving it back would hold up the kernels of those who are being served.
+TEST_F(NcclBuild, TakesNoMemoryOfTheDevice) {
+  const int before = FakeCuda::memory_calls();
+  {
+    const NcclBuilder::Build build = start();
+    ASSERT_TRUE(until([&] { return ended(build); }));
+  }
+  EXPECT_EQ(FakeNccl::aborted(), 1);
+  EXPECT_EQ(FakeCuda::memory_calls(), before);
+}
+
+// Without looking, the message under way would be waited for until its time is over.
+TEST_F(NcclBuild, ACommunicatorThatFailsEndsItsConnectionInItsOwnWords) {
+  const std::vector<ncclUniqueId> ids{FakeNccl::id(FakeId::kGood)};
+  auto link = NcclLink::create(shared_, true, ids, nullptr);
+  ASSERT_TRUE(link);
+  ASSERT_TRUE(until([&] { return (*link)->ready().value_or(false); }));
+  std::vector<Piece> pieces{{memory_.data(), nullptr, 64}};
+  const auto staged = (*link)->stage(pieces);
+  ASSERT_TRUE(staged && *staged);
+  ASSERT_TRUE((*link)->launch((*staged)->slot));
+  FakeCuda::hold_events();
+  EXPECT_TRUE((*link)->ready().value_or(false));  // under way
+  FakeNccl::fail(ncclRemoteError);
+  const auto failed = (*link)->ready();
+  ASSERT_FALSE(failed);
+  EXPECT_EQ(failed.error().code, ErrorCode::kTransport);
+  EXPECT_NE(failed.error().detail.find("the communicator failed: refused by the fake"),
+            std::string::npos)
+      << failed.error().detail;
 }
 
 }  // namespace
