@@ -95,8 +95,9 @@ void PrefillScheduler::State::cancel(const control::Cancel& m) {
 }
 
 void PrefillScheduler::State::peer_here(const control::PeerHere& m) {
-  // Where it cannot be reached, the first transfer fails and tells the router why.
-  (void)deps.transport.meet(m.transport_address());
+  // Where it cannot be reached, on_meet_failed() says so in the log, and the first transfer fails
+  // and tells the router why.
+  deps.transport.meet(m.node_id(), m.transport_address());
 }
 
 void PrefillScheduler::State::peer_gone(const control::PeerGone& m) {

@@ -159,6 +159,10 @@ struct NodeProcess::State final : transport::TransportEvents {
     });
   }
 
+  void on_meet_failed(const std::string& name, const Error& error) override {
+    log.warning("peer_not_met", error, {{"peer", name}});
+  }
+
   const NodeSpec spec;
   const Clock& clock;
   const Logger log;

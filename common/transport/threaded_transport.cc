@@ -12,7 +12,8 @@ ThreadedTransport::ThreadedTransport(const TransportDeps& deps, std::shared_ptr<
       side_(side ? std::move(side) : std::make_shared<ReceiveSide>(deps)),
       sends_(deps, counters_),
       limits_(deps.limits),
-      frame_bytes_(frame_bytes) {}
+      frame_bytes_(frame_bytes),
+      events_(deps.events) {}
 
 Status ThreadedTransport::start_thread() {
   TANDEM_ASSIGN(wake_, WakeFd::create());
@@ -58,10 +59,11 @@ void ThreadedTransport::fence(Generation sender) {
   push(Fence{sender});
 }
 
-Status ThreadedTransport::meet(const std::string& receiver) {
-  TANDEM_TRY(check_address(receiver));
-  push(Meet{receiver});
-  return {};
+void ThreadedTransport::meet(const std::string& name, const std::string& receiver) {
+  if (const Status known = check_address(receiver); !known) {
+    return events_.on_meet_failed(name, known.error());
+  }
+  push(Meet{name, receiver});
 }
 
 Status ThreadedTransport::open_send(const SendSpec& spec) {
@@ -149,6 +151,19 @@ void ThreadedTransport::handle(Connect&& c) {
   if (Status reached = connect(route->address); !reached) {
     (void)sends_.end(c.id, std::move(reached).error());
   }
+}
+
+// Until the connection stands, its end is told by the receiver's name.
+void ThreadedTransport::handle(Meet&& m) {
+  if (const Status reached = connect(m.address); !reached) {
+    return events_.on_meet_failed(m.name, reached.error());
+  }
+  introduced_[m.address] = std::move(m.name);
+}
+
+void ThreadedTransport::cannot_be_met(const std::string& address, const Error& why) {
+  const auto introduced = introduced_.extract(address);
+  if (introduced) events_.on_meet_failed(introduced.mapped(), why);
 }
 
 void ThreadedTransport::handle(KvPost&& p) {

@@ -2,6 +2,7 @@
 
 #include <deque>
 #include <future>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -48,7 +49,7 @@ class ThreadedTransport : public Transport {
   void close_receive(TransferId id) final { receives_.close(id); }
   void fence(Generation sender) final;
   void readmit(Generation sender) final { receives_.readmit(sender); }
-  [[nodiscard]] Status meet(const std::string& receiver) final;
+  void meet(const std::string& name, const std::string& receiver) final;
   [[nodiscard]] Status open_send(const SendSpec& spec) final;
   [[nodiscard]] Status post_pages(TransferId id, uint32_t layer, uint32_t first_page,
                                   std::span<const std::span<const std::byte>> pages) final;
@@ -84,6 +85,10 @@ class ThreadedTransport : public Transport {
   void sweep_transfers(TimePoint now);
   void forget_posts(size_t count);  // left the queues
   void set_links(std::string text);
+  // Of a connection to a receiver: whoever was to be met has been, or will not be.
+  void stands(const std::string& address) { introduced_.erase(address); }
+  void cannot_be_met(const std::string& address, const Error& why);
+  [[nodiscard]] bool introducing() const { return !introduced_.empty(); }
 
   const Clock& clock_;
   const std::shared_ptr<ReceiveSide> side_;
@@ -97,6 +102,7 @@ class ThreadedTransport : public Transport {
     TransferId id;
   };
   struct Meet {
+    std::string name;
     std::string address;
   };
   struct End {  // cancel_send, or a post that failed
@@ -116,7 +122,7 @@ class ThreadedTransport : public Transport {
   // ---- the transport's thread ----
   void run(const std::stop_token& stop, std::promise<Status>& started);
   void handle(Connect&& c);
-  void handle(Meet&& m) { (void)connect(m.address); }  // the first transfer tries again and tells
+  void handle(Meet&& m);
   void handle(KvPost&& p);
   void handle(End&& e) { end_send(e.id, e.error, e.kind); }
   void handle(Fence&& f) { receives_.end_shut_out(f.sender); }
@@ -127,6 +133,8 @@ class ThreadedTransport : public Transport {
   std::deque<Command> inbox_;  // posts bounded by max_queued_frames, the rest by transfers
   size_t queued_posts_ = 0;    // in inbox_ and in every peer's queue
   std::string links_;
+  TransportEvents& events_;
+  std::map<std::string, std::string> introduced_;  // the thread's: names by address
   std::jthread thread_;
 };
 

@@ -86,6 +86,11 @@ class TransportEvents {
   virtual void on_receive_failed(TransferId id, Error error) = 0;
   virtual void on_sent(TransferId id, const SendStats& stats) = 0;
   virtual void on_send_failed(TransferId id, Error error) = 0;
+  // What meet() began came to nothing. Any thread.
+  virtual void on_meet_failed(const std::string& name, const Error& error) {
+    (void)name;
+    (void)error;
+  }
 };
 
 // Monotonic counts for metrics.
@@ -142,9 +147,9 @@ class Transport {
 
   // Makes ready what transfers to a receiver will need (connections, mapped memory, communicators;
   // of UCX the endpoint, whose connection UCX makes with the first message), so that the first does
-  // not wait for it. Asynchronous: a failure shows in the first transfer, which connects anew.
-  // Fails for an address that open_send() would refuse.
-  [[nodiscard]] virtual Status meet(const std::string& receiver) = 0;
+  // not wait for it. Asynchronous: on_meet_failed() says by that name what went wrong, and the
+  // first transfer connects anew.
+  virtual void meet(const std::string& name, const std::string& receiver) = 0;
 
   // Fails when too many sends are open (kQueueFull) or the address is malformed; connecting itself
   // is asynchronous and fails through on_send_failed.

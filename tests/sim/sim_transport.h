@@ -51,9 +51,8 @@ class SimTransport final : public transport::Transport {
   void close_receive(TransferId id) override;
   void fence(Generation sender) override;
   void readmit(Generation sender) override { fenced_.erase(sender); }
-  [[nodiscard]] Status meet(const std::string& receiver) override {
-    met.push_back(receiver);
-    return {};
+  void meet(const std::string& name, const std::string& receiver) override {
+    met.push_back(name + " " + receiver);
   }
   [[nodiscard]] Status open_send(const transport::SendSpec& spec) override;
   [[nodiscard]] Status post_pages(TransferId id, uint32_t layer, uint32_t first_page,

@@ -178,6 +178,7 @@ bool DirectTransport::advance() {
     if (status) status = peer->connection().flush();
     forget_posts(peer->take_started());
     if (!status) lost.emplace_back(address, status.error());
+    if (introducing() && peer->stands()) stands(address);
   }
   for (const auto& [address, why] : lost) lose(address, why);
   for (auto guest = guests_.begin(); guest != guests_.end();) {
@@ -224,6 +225,7 @@ void DirectTransport::lose(const std::string& address, const Error& why) {
   if (it == peers_.end()) return;
   forget_posts(it->second->pending() + it->second->take_started());
   peers_.erase(it);
+  cannot_be_met(address, why);
   sends_.end_all(address, std::nullopt, why);
 }
 
@@ -244,6 +246,7 @@ bool DirectTransport::make_room_for_peer() {
     if (oldest == peers_.end() || it->second->last_used < oldest->second->last_used) oldest = it;
   }
   if (oldest == peers_.end()) return false;
+  stands(oldest->first);  // nobody's fault
   peers_.erase(oldest);
   return true;
 }

@@ -126,6 +126,7 @@ Status Outbound::advance(bool& any) {
   if (link_ == nullptr) return {};
   TANDEM_ASSIGN(const bool ready, link_->ready());
   if (!ready) return {};
+  stands_ = true;
   TANDEM_TRY(offer(any));  // first: the receiver waits for it
   return stage(any);
 }

@@ -33,6 +33,7 @@ class Outbound {
     return !staging_.empty() || (link_ != nullptr && link_->busy()) ||
            (link_ != nullptr && !link_->gives_back() && !pending_.empty());
   }
+  [[nodiscard]] bool stands() const { return stands_; }  // the link was ready once
   [[nodiscard]] bool idle() const { return pending_.empty() && staging_.empty(); }
   [[nodiscard]] size_t pending() const { return pending_.size(); }
   // Empty until the link stands.
@@ -62,6 +63,7 @@ class Outbound {
   std::deque<KvPost> pending_;
   std::deque<Staging> staging_;
   size_t started_ = 0;
+  bool stands_ = false;
 };
 
 }  // namespace tandem::transport

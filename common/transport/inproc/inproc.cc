@@ -10,6 +10,12 @@ namespace tandem::transport {
 namespace {
 
 constexpr std::string_view kScheme = "inproc:";
+
+Status check_address(const std::string& receiver) {
+  if (receiver.starts_with(kScheme)) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "'" + receiver + "' is not the address of an inproc transport", "address");
+}
 constexpr Duration kPumpNap = std::chrono::milliseconds(2);
 
 Error gone(const std::string& address) {
@@ -69,7 +75,8 @@ class InprocTransport final : public Transport {
         self_(deps.self),
         receives_(deps, counters_),
         sends_(deps, counters_),
-        limit_(deps.limits.max_queued_frames) {}
+        limit_(deps.limits.max_queued_frames),
+        events_(deps.events) {}
   ~InprocTransport() override { hub_->remove(address_, this); }
 
   std::string_view name() const override { return "inproc"; }
@@ -85,13 +92,13 @@ class InprocTransport final : public Transport {
   }
   void readmit(Generation sender) override { receives_.readmit(sender); }
 
-  Status meet(const std::string& receiver) override {
-    if (receiver.starts_with(kScheme)) return {};
-    return fail(ErrorCode::kInvalidArgument,
-                "'" + receiver + "' is not the address of an inproc transport", "address");
+  void meet(const std::string& name, const std::string& receiver) override {
+    if (const Status known = check_address(receiver); !known) {
+      events_.on_meet_failed(name, known.error());
+    }
   }
   Status open_send(const SendSpec& spec) override {
-    TANDEM_TRY(meet(spec.address));
+    TANDEM_TRY(check_address(spec.address));
     TANDEM_TRY(sends_.open(spec));
     bool known = false;
     {
@@ -200,6 +207,7 @@ class InprocTransport final : public Transport {
   ReceiveTable receives_;
   SendTable sends_;
   const size_t limit_;
+  TransportEvents& events_;
 };
 
 bool InprocHub::Impl::send(const std::string& from, const std::string& to, Frame frame,

@@ -112,7 +112,7 @@ class NetworkTransportImpl final : public NetworkTransport {
   Result<Peer*> reach(const std::string& address);
   void pump(Peer& peer);
   void send(Peer& peer, const std::string& address, Frame frame);
-  void name_lanes(Peer& peer);
+  void name_lanes(const std::string& address, Peer& peer);
   void drop_failed_peers();
   void drop_peer(const std::string& address);
   bool make_room_for_peer();
@@ -207,7 +207,7 @@ void NetworkTransportImpl::on_message(std::span<const std::byte> bytes) {
   }
   if (header->kind == KvFrameKind::kAck || header->kind == KvFrameKind::kReject) {
     if (const auto route = sends_.route(header->transfer)) {
-      if (Peer* const peer = find_peer(route->address)) name_lanes(*peer);
+      if (Peer* const peer = find_peer(route->address)) name_lanes(route->address, *peer);
     }
     sends_.deliver(*header, message->payload);
     return;
@@ -225,7 +225,7 @@ void NetworkTransportImpl::send_answers() {
       warn("an answer could not be sent: " + peer.error().to_string());
       continue;
     }
-    name_lanes(**peer);  // before anybody learns that a transfer has ended
+    name_lanes(address, **peer);  // before anybody learns that a transfer has ended
     counters_.count_sent(frame.wire_bytes());
     send(**peer, address, std::move(frame));
   }
@@ -310,9 +310,10 @@ void NetworkTransportImpl::tell(const SendTable::Route& route, KvFrameKind kind,
 
 // Once frames have come back or gone back. A transfer to itself (a self-test) says nothing about
 // other processes.
-void NetworkTransportImpl::name_lanes(Peer& peer) {
+void NetworkTransportImpl::name_lanes(const std::string& address, Peer& peer) {
   if (peer.named) return;
   peer.named = true;
+  stands(address);
   if (peer.address.worker == worker_->address()) return;
   const std::set<std::string> lanes = worker_->lanes(peer.endpoint);
   lanes_.insert(lanes.begin(), lanes.end());
@@ -322,8 +323,10 @@ void NetworkTransportImpl::name_lanes(Peer& peer) {
 void NetworkTransportImpl::drop_failed_peers() {
   for (auto failed = std::exchange(failed_, {}); const auto& [address, why] : failed) {
     drop_peer(address);
-    sends_.end_all(address, std::nullopt,
-                   make_error(ErrorCode::kTransport, "the connection to the peer broke: " + why));
+    const Error error =
+        make_error(ErrorCode::kTransport, "the connection to the peer broke: " + why);
+    cannot_be_met(address, error);
+    sends_.end_all(address, std::nullopt, error);
   }
 }
 
@@ -347,6 +350,7 @@ bool NetworkTransportImpl::make_room_for_peer() {
     }
   }
   if (oldest == nullptr) return false;
+  stands(oldest->first);  // nobody's fault
   drop_peer(std::string(oldest->first));
   return true;
 }

@@ -83,7 +83,7 @@ class UcxTransport final : public Transport, private TransportEvents {
   void fence(Generation sender) override { receiver().fence(sender); }
   void readmit(Generation sender) override { receiver().readmit(sender); }
 
-  Status meet(const std::string& receiver) override;
+  void meet(const std::string& name, const std::string& receiver) override;
   Status open_send(const SendSpec& spec) override;
   Status post_pages(TransferId id, uint32_t layer, uint32_t first_page,
                     std::span<const std::span<const std::byte>> pages) override {
@@ -114,6 +114,9 @@ class UcxTransport final : public Transport, private TransportEvents {
   void on_send_failed(TransferId id, Error error) override {
     forget(id);
     events_.on_send_failed(id, std::move(error));
+  }
+  void on_meet_failed(const std::string& name, const Error& error) override {
+    events_.on_meet_failed(name, error);
   }
 
   // Receives are open for both ways: either's thread sweeps their deadlines.
@@ -188,9 +191,10 @@ Result<UcxTransport::Way> UcxTransport::way_to(const std::string& receiver) {
   return Way{*network_, encode_ucx_address(to)};
 }
 
-Status UcxTransport::meet(const std::string& receiver) {
-  TANDEM_ASSIGN(const Way way, way_to(receiver));
-  return way.transport.meet(way.address);
+void UcxTransport::meet(const std::string& name, const std::string& receiver) {
+  const auto way = way_to(receiver);
+  if (!way) return on_meet_failed(name, way.error());
+  way->transport.meet(name, way->address);
 }
 
 Status UcxTransport::open_send(const SendSpec& spec) {

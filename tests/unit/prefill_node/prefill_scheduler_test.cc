@@ -467,7 +467,7 @@ TEST_F(PrefillSchedulerTest, ConnectsToADecodeNodeAsSoonAsItIsThere) {
   here.mutable_peer_here()->set_transport("inproc");
   here.mutable_peer_here()->set_transport_address("landing#9");
   node_->receive(here);
-  EXPECT_EQ(node_->wire().met, std::vector<std::string>{"landing#9"});
+  EXPECT_EQ(node_->wire().met, std::vector<std::string>{"decode-0 landing#9"});
 }
 
 TEST_F(PrefillSchedulerTest, AGoneDecodeNodeFailsOnlyItsOwnTransfers) {

@@ -80,7 +80,7 @@ TEST(PieceChecksum, CountsEveryWordAndItsPlace) {
 class MetDirect : public TransportSuite<DirectBackend<Paired>> {};
 TEST_F(MetDirect, IsConnectedBeforeTheFirstTransfer) {
   EXPECT_NE(sender_.transport->detail().find("not connected yet"), std::string::npos);
-  ASSERT_TRUE(sender_.transport->meet(receiver_.transport->address()));
+  sender_.transport->meet("decode-0", receiver_.transport->address());
   EXPECT_TRUE(backend_.until([&] {
     return sender_.transport->detail().find("not connected yet") == std::string::npos;
   })) << sender_.transport->detail();
@@ -134,6 +134,31 @@ TEST(DirectTransport, AMismatchOfVersionsFailsTheTransferNamingBoth) {
   EXPECT_EQ(a.events.send_failed(kOnly)->code, ErrorCode::kMismatch);
   EXPECT_NE(a.events.send_failed(kOnly)->detail.find("version 2 here, 1 there"), std::string::npos)
       << a.events.send_failed(kOnly)->detail;
+}
+
+// Whom it was to meet is named, be it that nobody is there or that somebody refuses.
+TEST(DirectTransport, AReceiverThatCannotBeMetIsNamedWithTheReason) {
+  SteadyClock clock;
+  Node a;
+  Node b;
+  a.transport = create_direct_transport(std::make_unique<HostFabric>(HostMode::kPull, "1"),
+                                        {Generation{1}, clock, a.events, {}})
+                    .value();
+  b.transport = create_direct_transport(std::make_unique<HostFabric>(HostMode::kPull, "2"),
+                                        {Generation{2}, clock, b.events, {}})
+                    .value();
+  const std::string address = b.transport->address();
+  const auto reason = [&](const std::string& name) {
+    a.transport->meet(name, address);
+    wait_until(clock, [&] { return a.events.not_met(name).has_value(); });
+    const auto why = a.events.not_met(name);
+    return why ? why->detail : "";
+  };
+  EXPECT_NE(reason("decode-0").find("the receiver refused the connection: host version 2 here"),
+            std::string::npos)
+      << reason("decode-0");
+  b.transport.reset();
+  EXPECT_NE(reason("decode-1"), "");
 }
 
 // A lost device is told as such on its own side, so that the process can end, and on no other.

@@ -38,6 +38,10 @@ class Recorder final : public TransportEvents {
     send_failed_[id] = std::move(error);
     ++events_[id];
   }
+  void on_meet_failed(const std::string& name, const Error& error) override {
+    std::lock_guard lock(mutex_);
+    not_met_[name] = error;
+  }
 
   struct Received {
     std::string commit;
@@ -48,10 +52,12 @@ class Recorder final : public TransportEvents {
   std::optional<SendStats> sent(TransferId id) const { return get(sent_, id); }
   std::optional<Error> send_failed(TransferId id) const { return get(send_failed_, id); }
   int events(TransferId id) const { return get(events_, id).value_or(0); }
+  std::optional<Error> not_met(const std::string& name) const { return get(not_met_, name); }
 
  private:
   template <typename Map>
-  std::optional<typename Map::mapped_type> get(const Map& map, TransferId id) const {
+  std::optional<typename Map::mapped_type> get(const Map& map,
+                                               const typename Map::key_type& id) const {
     std::lock_guard lock(mutex_);
     const auto it = map.find(id);
     if (it == map.end()) return std::nullopt;
@@ -63,6 +69,7 @@ class Recorder final : public TransportEvents {
   std::map<TransferId, SendStats> sent_;
   std::map<TransferId, Error> send_failed_;
   std::map<TransferId, int> events_;
+  std::map<std::string, Error> not_met_;
 };
 
 // Where Pages lie when not on the host: a piece of memory that a backend's transports can reach.
