@@ -18,13 +18,13 @@ std::string amount(uint64_t bytes) {
   return text;
 }
 
-uint64_t part_bytes(const MemoryRequest& r) {
+uint64_t sum_of(const std::vector<MemoryPart>& parts) {
   uint64_t sum = 0;
-  for (const MemoryPart& part : r.parts) sum += part.bytes;
+  for (const MemoryPart& part : parts) sum += part.bytes;
   return sum;
 }
 
-uint64_t taken_bytes(const MemoryRequest& r) { return r.taken ? part_bytes(r) : 0; }
+uint64_t taken_bytes(const MemoryRequest& r) { return r.taken ? sum_of(r.parts) : 0; }
 
 // What this process may have of the card. A configured number of blocks is taken at its word; only
 // "what is left" has to leave something for others.
@@ -36,7 +36,7 @@ uint64_t allowance(const MemoryRequest& r) {
 }
 
 uint64_t needed_beside_kv(const MemoryRequest& r) {
-  return part_bytes(r) + r.kv_tail_bytes + r.reserve_bytes;
+  return sum_of(r.parts) + sum_of(r.later) + r.kv_tail_bytes + r.reserve_bytes;
 }
 
 std::string share_text(const MemoryRequest& r) {
@@ -64,6 +64,16 @@ std::string neighbours_text(const MemoryRequest& r) {
   return text;
 }
 
+// "weights 14.2 GiB, activations 310 MiB, open KV pages 5 MiB, "
+std::string parts_text(const MemoryRequest& r) {
+  std::string text;
+  for (const auto* parts : {&r.parts, &r.later}) {
+    for (const MemoryPart& part : *parts) text += part.name + " " + amount(part.bytes) + ", ";
+  }
+  if (r.kv_tail_bytes > 0) text += "open KV pages " + amount(r.kv_tail_bytes) + ", ";
+  return text;
+}
+
 std::string remedies(const MemoryRequest& r) {
   std::string text = "Use a card with more free memory";
   if (!r.neighbours.empty() || r.free_bytes + taken_bytes(r) < r.total_bytes / 2)
@@ -73,16 +83,16 @@ std::string remedies(const MemoryRequest& r) {
   } else {
     text += ", lower kv.memory or kv.blocks";
   }
-  for (const MemoryPart& part : r.parts) {
-    if (!part.remedy.empty()) text += ", " + part.remedy + " (" + part.name + ")";
+  for (const auto* parts : {&r.parts, &r.later}) {
+    for (const MemoryPart& part : *parts) {
+      if (!part.remedy.empty()) text += ", " + part.remedy + " (" + part.name + ")";
+    }
   }
   return text;
 }
 
 Error does_not_fit(const MemoryRequest& r, uint64_t kv_blocks) {
-  std::string text = r.device + ": the model does not fit. Needed: ";
-  for (const MemoryPart& part : r.parts) text += part.name + " " + amount(part.bytes) + ", ";
-  if (r.kv_tail_bytes > 0) text += "open KV pages " + amount(r.kv_tail_bytes) + ", ";
+  std::string text = r.device + ": the model does not fit. Needed: " + parts_text(r);
   text += std::string("KV cache ") + (r.kv_blocks == 0 ? "at least " : "") +
           amount(kv_blocks * r.kv_block_bytes) + " (" + std::to_string(kv_blocks) + " blocks), " +
           "reserve for CUDA itself " + amount(r.reserve_bytes) + "; together " +
@@ -105,10 +115,7 @@ Result<uint64_t> plan_kv_blocks(const MemoryRequest& r) {
 }
 
 std::string describe(const MemoryRequest& r, uint64_t kv_blocks) {
-  std::string text;
-  for (const MemoryPart& part : r.parts) text += part.name + " " + amount(part.bytes) + ", ";
-  if (r.kv_tail_bytes > 0) text += "open KV pages " + amount(r.kv_tail_bytes) + ", ";
-  return text + "KV cache " + amount(kv_blocks * r.kv_block_bytes) + " (" +
+  return parts_text(r) + "KV cache " + amount(kv_blocks * r.kv_block_bytes) + " (" +
          std::to_string(kv_blocks) + " blocks) of " + amount(r.total_bytes) + "; " +
          amount(r.reserve_bytes) + " kept for CUDA itself";
 }

@@ -36,9 +36,10 @@ struct MemoryRequest {
   // cuBLASLt's own buffers.
   uint64_t reserve_bytes = 0;
   std::vector<MemoryPart> parts;
-  uint64_t kv_block_bytes = 0;  // one block in all layers
-  uint64_t kv_tail_bytes = 0;   // all open pages
-  uint64_t kv_blocks = 0;       // 0: as many as fit
+  std::vector<MemoryPart> later;  // what this process takes once the pool is there
+  uint64_t kv_block_bytes = 0;    // one block in all layers
+  uint64_t kv_tail_bytes = 0;     // all open pages
+  uint64_t kv_blocks = 0;         // 0: as many as fit
   uint64_t kv_least_blocks = 4;
   uint64_t kv_most_blocks = uint64_t{1} << 30;
   std::vector<MemoryNeighbour> neighbours;

@@ -24,6 +24,7 @@ Result<std::unique_ptr<engine::Ops>> create_ops(const ClusterConfig& config,
     options.kv_layout = model.layout;
     options.kv_blocks = model.blocks;
     options.kv_tails = tails;
+    options.later = model.later;
     if (settings.quantization == QuantizationChoice::kFp8)
       options.quantization = engine::Quantization::kFp8;
     options.cache_dir = cache_dir;

@@ -10,6 +10,7 @@
 #include "common/base/result.h"
 #include "common/config/cluster_config.h"
 #include "common/config/units.h"
+#include "common/cuda/memory_plan.h"
 #include "common/kv/layout.h"
 #include "common/model/checkpoint.h"
 
@@ -26,6 +27,8 @@ struct NodeModel {
   DeviceChoice device;
   uint32_t blocks = 0;       // 0: what is left of the card, known once weights are loaded
   uint32_t max_context = 0;  // of the model, the configuration and the pool the least
+  // What the node takes of its card once the pool is there.
+  std::vector<cuda::MemoryPart> later;
 };
 
 // What follows from the model's config.json alone, without its files: everything but `checkpoint`

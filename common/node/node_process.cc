@@ -74,6 +74,7 @@ struct NodeProcess::State final : transport::TransportEvents {
   Status load_engine();
   Status open_kv();
   Status open_tail();
+  void choose_transport();
   Status start_transport();
   Status self_test();
   Status start_scheduler();
@@ -230,7 +231,17 @@ Status NodeProcess::State::open_endpoints() {
                            {{"metrics", address}});
 }
 
+// Before anything is loaded: what it takes of the card is not the pool's.
+void NodeProcess::State::choose_transport() {
+  const TransportPlace place =
+      transport_place(spec.config, spec.settings, nvml_readings(spec.config.gpu.libraries));
+  chosen_transport = node::choose_transport(spec.settings.transport, place);
+  model.later = transport_memory(chosen_transport.kind, spec.settings.transport, model.device,
+                                 transport_peers(spec.config, spec.role == control::ROLE_PREFILL));
+}
+
 Status NodeProcess::State::load_engine() {
+  choose_transport();
   TANDEM_TRY(device.start([this]() -> Result<StepFunction> {
     TANDEM_ASSIGN(engine,
                   create_node_engine(spec.config, spec.settings, spec.cache_dir, tails(), model));
@@ -282,9 +293,6 @@ Status NodeProcess::State::open_tail() {
 }
 
 Status NodeProcess::State::start_transport() {
-  const TransportPlace place =
-      transport_place(spec.config, spec.settings, nvml_readings(spec.config.gpu.libraries));
-  chosen_transport = choose_transport(spec.settings.transport, place);
   if (spec.wrap_events) wrapped_events = spec.wrap_events(*this);
   transport::TransportEvents& events = wrapped_events ? *wrapped_events : *this;
   TANDEM_ASSIGN(transport,
@@ -305,8 +313,11 @@ Status NodeProcess::State::start_transport() {
   if (!chosen_transport.warning.empty()) {
     log.warning("transport_link_degraded", {{"detail", chosen_transport.warning}});
   }
+  uint64_t card_bytes = 0;
+  for (const cuda::MemoryPart& part : model.later) card_bytes += part.bytes;
   log.info("transport", {{"transport", transport->name()},
                          {"detail", transport->detail()},
+                         {"card_bytes", card_bytes},
                          {"reason", chosen_transport.text}});
   return {};
 }

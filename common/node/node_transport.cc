@@ -1,5 +1,6 @@
 #include "common/node/node_transport.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/config/units.h"
@@ -77,6 +78,10 @@ ChosenTransport take_configured(TransportChoice kind, const std::vector<CardLink
   return chosen;
 }
 
+bool names_cuda(const TransportSettings& settings) {
+  return settings.ucx_tls.find("cuda") != std::string::npos;
+}
+
 bool uses_links(TransportChoice kind) {
   return kind == TransportChoice::kAuto || kind == TransportChoice::kCudaIpc ||
          kind == TransportChoice::kNccl;
@@ -140,6 +145,41 @@ ChosenTransport choose_transport(const TransportSettings& settings, const Transp
   return choose_by_links(place.links);
 }
 
+TransportPeers transport_peers(const ClusterConfig& config, bool is_prefill) {
+  const size_t others = is_prefill ? config.decode.size() : config.prefill.size();
+  TransportPeers peers;
+  (is_prefill ? peers.receivers : peers.senders) = std::max<size_t>(others, 1);
+  return peers;
+}
+
+std::vector<cuda::MemoryPart> transport_memory(TransportChoice kind,
+                                               const TransportSettings& settings,
+                                               const DeviceChoice& device,
+                                               const TransportPeers& peers) {
+  if (!device.cuda) return {};
+  const auto part = [&](const transport::DeviceTransportMemory& memory) {
+    const size_t count = peers.receivers + peers.senders;
+    return std::vector<cuda::MemoryPart>{
+        {.name = "transport " + std::string(kTransportChoiceNames[static_cast<size_t>(kind)]) +
+                 " to " + std::to_string(count) + (count == 1 ? " peer" : " peers"),
+         .bytes = memory.messages + (count > 0 ? memory.first_peer : 0) +
+                  peers.receivers * memory.each_receiver + peers.senders * memory.each_sender,
+         .remedy = "set transport.kind to cuda_ipc"}};
+  };
+  switch (kind) {
+    case TransportChoice::kNccl:
+      return part(transport::kNcclMemory);
+    case TransportChoice::kUcx:
+      if (names_cuda(settings)) return part(transport::kUcxDeviceMemory);
+      return {};
+    case TransportChoice::kAuto:
+    case TransportChoice::kCudaIpc:
+    case TransportChoice::kInproc:
+      break;
+  }
+  return {};
+}
+
 Status check_kind(TransportChoice kind, const DeviceChoice& device) {
   const std::string name(kTransportChoiceNames[static_cast<size_t>(kind)]);
   switch (kind) {
@@ -175,7 +215,7 @@ Result<std::unique_ptr<transport::Transport>> open_transport(
   TANDEM_TRY(check_kind(chosen.kind, {.cuda = device.has_value(), .index = device.value_or(0)}));
   switch (chosen.kind) {
     case TransportChoice::kUcx:
-      if (device && settings.ucx_tls.find("cuda") != std::string::npos) {
+      if (device && names_cuda(settings)) {
         auto direct =
             transport::create_ucx_device_transport(device_options, settings.ucx_tls, deps);
         if (direct || direct.error().code != ErrorCode::kUnsupported) return direct;

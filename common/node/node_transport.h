@@ -12,6 +12,7 @@
 #include "common/config/cluster_config.h"
 #include "common/config/units.h"
 #include "common/cuda/device_info.h"
+#include "common/cuda/memory_plan.h"
 #include "common/node/card_links.h"
 #include "common/transport/transport.h"
 
@@ -53,6 +54,19 @@ struct ChosenTransport {
 // uses are no good. Pure.
 [[nodiscard]] ChosenTransport choose_transport(const TransportSettings& settings,
                                                const TransportPlace& place);
+
+// What that transport takes of a node's card beside its pool, when it sends to so many nodes and
+// receives from so many. Nothing for pools in host memory.
+struct TransportPeers {
+  size_t receivers = 0;
+  size_t senders = 0;
+};
+// Those of a node of this file; one where the file has none of the other role: they are elsewhere.
+[[nodiscard]] TransportPeers transport_peers(const ClusterConfig& config, bool is_prefill);
+[[nodiscard]] std::vector<cuda::MemoryPart> transport_memory(TransportChoice kind,
+                                                             const TransportSettings& settings,
+                                                             const DeviceChoice& device,
+                                                             const TransportPeers& peers);
 
 // What is wrong with a transport.kind for a node on that device, whatever the machine has: nodes
 // are separate processes, and some transports move pages of GPUs only.

@@ -14,10 +14,12 @@ std::string Node::key(std::string_view param) const {
 
 std::vector<Node> nodes_of(const ClusterConfig& config) {
   std::vector<Node> nodes;
-  const auto add = [&](const char* role, size_t index, const NodeSettings& node, bool has_tail) {
-    nodes.push_back({.section = std::string(role) + "[" + std::to_string(index) + "]",
+  const auto add = [&](const std::string& role, size_t index, const NodeSettings& node,
+                       bool has_tail) {
+    nodes.push_back({.section = role + "[" + std::to_string(index) + "]",
                      .settings = &node,
                      .device = parse_device(node.device).value_or(DeviceChoice{}),
+                     .is_prefill = role == "prefill",
                      .has_tail = has_tail});
   };
   for (size_t i = 0; i < config.prefill.size(); ++i) add("prefill", i, config.prefill[i], false);

@@ -14,6 +14,7 @@ struct Node {
   std::string section;
   const NodeSettings* settings = nullptr;
   DeviceChoice device;
+  bool is_prefill = false;
   bool has_tail = false;  // a CPU engine beside its device
 
   // The key that a role's error names: in this node's section ("cpus"), or one of the whole file

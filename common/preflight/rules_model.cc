@@ -7,6 +7,7 @@
 #include "common/model/text.h"
 #include "common/node/cpu_tail.h"
 #include "common/node/node_model.h"
+#include "common/node/node_transport.h"
 #include "common/preflight/rules.h"
 
 namespace tandem::preflight {
@@ -111,6 +112,9 @@ void check_card_memory(const ClusterConfig& config, const std::vector<Planned>& 
     if (!node.device.cuda || node.device.index >= machine.devices.size()) continue;
     const uint64_t total = machine.devices[node.device.index].memory_bytes;
     Card& card = cards[node.device.index];
+    const TransportSettings& transport = node.settings->transport;
+    const auto later = node::transport_memory(transport.kind, transport, node.device,
+                                              node::transport_peers(config, node.is_prefill));
     const auto blocks = cuda::plan_kv_blocks(
         {.device = node.device.name(),
          .total_bytes = total,
@@ -119,11 +123,13 @@ void check_card_memory(const ClusterConfig& config, const std::vector<Planned>& 
          .utilization = gpu_memory_share(config, *node.settings),
          .reserve_bytes = 0,
          .parts = {{.name = "weights", .bytes = plan.weight_bytes, .remedy = {}}},
+         .later = later,
          .kv_block_bytes = plan.model.layout.block_bytes(),
          .kv_tail_bytes = 0,
          .kv_blocks = plan.model.blocks,
          .neighbours = {}});
-    const uint64_t least = plan.weight_bytes + plan.kv_bytes();
+    uint64_t least = plan.weight_bytes + plan.kv_bytes();
+    for (const cuda::MemoryPart& part : later) least += part.bytes;
     if (!blocks) {
       const std::string key = plan.model.blocks == 0 ? "gpu_memory_utilization"
                                                      : node::pool_size_key(config, *node.settings);

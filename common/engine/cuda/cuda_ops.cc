@@ -233,6 +233,7 @@ Result<cuda::MemoryRequest> CudaOps::memory_request(const kv::KvLayout& layout, 
   request.utilization = options_.memory_utilization;
   request.reserve_bytes = kReserveBytes;
   request.parts = std::move(parts);
+  request.later = options_.later;
   request.kv_block_bytes = layout.block_bytes();
   request.kv_tail_bytes = tail_bytes;
   request.kv_blocks = blocks;

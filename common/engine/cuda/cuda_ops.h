@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/base/result.h"
+#include "common/cuda/memory_plan.h"
 #include "common/engine/ops.h"
 
 namespace tandem::model {
@@ -40,6 +41,8 @@ struct CudaOptions {
   std::optional<kv::KvLayout> kv_layout;
   uint64_t kv_blocks = 0;
   uint64_t kv_tails = 0;
+  // Memory of the card that this process will take beside: the pool leaves it free.
+  std::vector<cuda::MemoryPart> later;
   // Folders to search for cuBLASLt first; empty: where the system looks.
   std::vector<std::string> libraries;
   // Folder in which the algorithms that cuBLASLt was found to be fastest with are kept between

@@ -49,6 +49,22 @@ TEST(MemoryPlan, PartsThatAreStillToComeAreNotFree) {
                 "together 17.0 GiB", "Allowed: 15.0 GiB", "15.0 GiB of 100.0 GiB are free"});
 }
 
+// Buffers of a transport that is opened once the pool is there.
+TEST(MemoryPlan, WhatIsTakenLaterIsLeftOut) {
+  MemoryRequest r = request();
+  r.later = {{.name = "messages of nccl", .bytes = 875 * kMiB, .remedy = "use cuda_ipc"}};
+  EXPECT_EQ(plan_kv_blocks(r).value(), 85387u - 1000u);  // a block is 0.875 MiB
+  r.taken = false;
+  r.free_bytes += 16 * kGiB + 33 * kMiB;
+  EXPECT_EQ(plan_kv_blocks(r).value(), 85387u - 1000u);
+  expect_parts(describe(r, 84387), {"weights 14.0 GiB", "messages of nccl 875.0 MiB"});
+  r.free_bytes = 17 * kGiB + 100 * kMiB;
+  const auto blocks = plan_kv_blocks(r);
+  ASSERT_FALSE(blocks);
+  expect_parts(blocks.error().detail, {"messages of nccl 875.0 MiB", "together 17.9 GiB",
+                                       "use cuda_ipc (messages of nccl)"});
+}
+
 TEST(MemoryPlan, LessThanTheShareIsFree) {
   MemoryRequest r = request();
   r.free_bytes = 10 * kGiB;

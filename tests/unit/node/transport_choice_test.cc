@@ -230,5 +230,36 @@ TEST(TransportChoice, EveryReasonHasALabelOfItsOwn) {
   EXPECT_EQ(labels.size(), 7U);
 }
 
+// By hand from what communicators were measured to take.
+TEST(TransportMemory, CountsMessagesAndCommunicatorsOfEveryPeer) {
+  const DeviceChoice card{.cuda = true, .index = 0};
+  const TransportSettings settings;
+  const auto nccl = [&](const TransportPeers& peers) {
+    return transport_memory(TransportChoice::kNccl, settings, card, peers);
+  };
+  const auto prefill = nccl({.receivers = 3});
+  ASSERT_EQ(prefill.size(), 1U);
+  EXPECT_EQ(prefill[0].name, "transport nccl to 3 peers");
+  EXPECT_EQ(prefill[0].bytes, uint64_t{480 + 440 + 3 * 530} << 20);
+  EXPECT_THAT(prefill[0].remedy, HasSubstr("cuda_ipc"));
+  const auto decode = nccl({.senders = 1});
+  ASSERT_EQ(decode.size(), 1U);
+  EXPECT_EQ(decode[0].name, "transport nccl to 1 peer");
+  EXPECT_EQ(decode[0].bytes, uint64_t{480 + 440 + 1040} << 20);
+}
+
+TEST(TransportMemory, IsNothingWhereNoneOfTheCardIsTaken) {
+  const DeviceChoice card{.cuda = true, .index = 0};
+  TransportSettings settings;
+  const TransportPeers peers{.receivers = 2};
+  EXPECT_THAT(transport_memory(TransportChoice::kCudaIpc, settings, card, peers), IsEmpty());
+  EXPECT_THAT(transport_memory(TransportChoice::kUcx, settings, card, peers), IsEmpty());
+  EXPECT_THAT(transport_memory(TransportChoice::kNccl, settings, {}, peers), IsEmpty());
+  settings.ucx_tls = "cuda_copy,cuda_ipc,tcp";
+  const auto ucx = transport_memory(TransportChoice::kUcx, settings, card, peers);
+  ASSERT_EQ(ucx.size(), 1U);
+  EXPECT_EQ(ucx[0].bytes, uint64_t{320} << 20);
+}
+
 }  // namespace
 }  // namespace tandem::node

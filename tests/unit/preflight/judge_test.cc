@@ -251,6 +251,15 @@ TEST_F(Judge, NodesOnOneCardThatTogetherWantMoreThanItHas) {
   EXPECT_THAT(judge_lines(both("cuda:1"), with_cards(2, 140)), IsEmpty());
 }
 
+// What comes after the pool needs its room too.
+TEST_F(Judge, APoolThatLeavesNothingForTheTransport) {
+  const std::string pool = "decode: [{device: cuda, kv_memory: 139GiB";
+  EXPECT_THAT(judge_lines(pool + "}]\nprefill: []", with_cards(1, 140)), IsEmpty());
+  EXPECT_THAT(
+      all(judge_lines(pool + ", transport: {kind: nccl}}]\nprefill: []", with_cards(1, 140))),
+      AllOf(HasSubstr("decode[0].kv_memory"), HasSubstr("transport nccl to 1 peer 1.91 GiB")));
+}
+
 TEST_F(Judge, FilesThatRolesReadAndWrite) {
   EXPECT_THAT(only(judge_lines("log: {file: nowhere/x.log}"), true),
               AllOf(HasSubstr("log.file: "), HasSubstr((folder_ / "nowhere/x.log").string()),
