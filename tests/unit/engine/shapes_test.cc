@@ -64,11 +64,12 @@ Scene random_scene(Dice& dice, const model::ModelConfig& config, const Backend& 
     if (tensor.shape.size() == 2 && !expert)
       weights += static_cast<uint64_t>(tensor.shape[0] * tensor.shape[1]);
   }
-  const uint64_t affordable = (backend.slow ? 100'000'000U : 1'000'000'000U) / weights;
-  auto left = static_cast<uint32_t>(std::clamp<uint64_t>(affordable, 20, 600));
+  const uint64_t affordable = (backend.slow ? 100'000'000U : 400'000'000U) / weights;
+  auto left = static_cast<uint32_t>(std::clamp<uint64_t>(affordable, 20, 400));
   // Attention of contexts that are cut into several parts, where the CPU does it in a second.
-  const bool is_light = uint64_t{config.layers} * config.heads * config.head_dim <= 1024;
-  const bool is_long = is_light && !backend.slow && o.positions > 1000 && dice.chance(50);
+  const bool is_light =
+      weights <= 500'000 && uint64_t{config.layers} * config.heads * config.head_dim <= 1024;
+  const bool is_long = is_light && !backend.slow && o.positions > 1000 && dice.chance(25);
   if (is_long) {
     o.sequences = std::min(o.sequences, 3U);
     o.max_rows = std::max(o.max_rows, 100U);
@@ -91,7 +92,7 @@ double tolerance_of(const Backend& backend, kv::KvFormat format) {
   if (backend.chunk_tolerance > 0)
     return Variant{.name = {}, .backend = backend, .format = format}.chunk_tolerance();
   // Both in float32: now and then a value lies where the other engine rounds it to its neighbour.
-  return format == kv::KvFormat::kF32 ? 1e-4 : format == kv::KvFormat::kInt4 ? 5e-2 : 2e-2;
+  return format == kv::KvFormat::kF32 ? 1e-4 : 5e-2;
 }
 
 // One row of one step.
