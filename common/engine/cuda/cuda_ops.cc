@@ -217,7 +217,7 @@ Status CudaOps::reserve_memory() {
   TANDEM_ASSIGN(cuda::MemoryRequest request,
                 memory_request(layout, options_.kv_blocks, tails.tails, std::move(parts)));
   request.taken = false;
-  TANDEM_TRY(plan_kv_blocks(request));
+  TANDEM_TRY(plan_blocks(request));
   return arena_.reserve(bytes);
 }
 
@@ -237,11 +237,18 @@ Result<cuda::MemoryRequest> CudaOps::memory_request(const kv::KvLayout& layout, 
   request.kv_block_bytes = layout.block_bytes();
   request.kv_tail_bytes = tail_bytes;
   request.kv_blocks = blocks;
-  request.neighbours = neighbours();
   return request;
 }
 
-// Who else uses the card; for messages, so nothing where NVML does not tell.
+// Who else uses the card is for messages only: asking takes NVML longer than all the rest.
+Result<uint64_t> CudaOps::plan_blocks(cuda::MemoryRequest& request) const {
+  auto blocks = plan_kv_blocks(request);
+  if (blocks) return blocks;
+  request.neighbours = neighbours();
+  return plan_kv_blocks(request);
+}
+
+// Nothing where NVML does not tell.
 std::vector<cuda::MemoryNeighbour> CudaOps::neighbours() const {
   std::vector<cuda::MemoryNeighbour> result;
   auto monitor = cuda::CardMonitor::open(options_.libraries);
@@ -258,8 +265,8 @@ std::vector<cuda::MemoryNeighbour> CudaOps::neighbours() const {
 
 Result<std::optional<uint64_t>> CudaOps::kv_memory_limit(const kv::KvLayout& layout) {
   TANDEM_TRY(plan_memory(layout));
-  TANDEM_ASSIGN(const cuda::MemoryRequest request, memory_request(layout, 0, 0, arena_.parts()));
-  TANDEM_ASSIGN(const uint64_t blocks, plan_kv_blocks(request));
+  TANDEM_ASSIGN(cuda::MemoryRequest request, memory_request(layout, 0, 0, arena_.parts()));
+  TANDEM_ASSIGN(const uint64_t blocks, plan_blocks(request));
   return blocks * layout.block_bytes();
 }
 
@@ -267,14 +274,15 @@ Result<std::unique_ptr<kv::PageMemory>> CudaOps::create_kv_memory(const kv::KvLa
                                                                   uint32_t blocks, uint32_t tails) {
   TANDEM_TRY(plan_memory(layout));
   TANDEM_ASSIGN(const kv::PageBytes bytes, kv::page_bytes_of(layout, blocks, tails));
-  TANDEM_ASSIGN(const cuda::MemoryRequest request,
+  TANDEM_ASSIGN(cuda::MemoryRequest request,
                 memory_request(layout, blocks, bytes.tails, arena_.parts()));
-  TANDEM_TRY(plan_kv_blocks(request));
+  TANDEM_TRY(plan_blocks(request));
   auto allocated = arena_.allocate_apart(bytes.pages, "KV pool");
   if (!allocated) {
     if (allocated.error().code != ErrorCode::kResourceExhausted)
       return fail(std::move(allocated).error());
     const auto now = device_.memory();
+    request.neighbours = neighbours();
     return fail(cuda::lost_race(request, blocks, now ? now->free : 0));
   }
   cuda::DeviceBuffer pages = std::move(*allocated);

@@ -96,6 +96,7 @@ class CudaOps final : public Ops {
   Result<cuda::MemoryRequest> memory_request(const kv::KvLayout& layout, uint64_t blocks,
                                              uint64_t tail_bytes,
                                              std::vector<cuda::MemoryPart> parts) const;
+  Result<uint64_t> plan_blocks(cuda::MemoryRequest& request) const;
   std::vector<cuda::MemoryNeighbour> neighbours() const;
   // Null: it must be enqueued.
   [[nodiscard]] const Recording* recording_for(const StepRequest& request) const;
