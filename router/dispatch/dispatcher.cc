@@ -175,9 +175,8 @@ NodeView Dispatcher::Impl::view(const Node& n, const Request& r, uint32_t cached
   v.max_context = n.hello.max_context();
   v.open_prefill_tokens = n.open_prefill_tokens;
   v.max_batch_tokens = n.hello.max_batch_tokens();
-  const bool paced =
-      n.pace.observations() >= kPromptsToKnow && now - n.last_first_token <= kKnownFor;
-  v.prefill_rate = paced ? n.pace.per_second() : n.beat.prefill_tokens_per_second();
+  v.rate_learnt = n.pace.observations() >= kPromptsToKnow && now - n.last_first_token <= kKnownFor;
+  v.prefill_rate = v.rate_learnt ? n.pace.per_second() : n.beat.prefill_tokens_per_second();
   v.total_blocks = n.hello.kv_blocks();
   const uint64_t used = std::max<uint64_t>(n.beat.kv_blocks_used(), n.committed_blocks);
   v.free_blocks = static_cast<uint32_t>(v.total_blocks - std::min<uint64_t>(v.total_blocks, used));

@@ -85,13 +85,13 @@ bool any_usable(std::span<const NodeView> nodes, const RouteQuery& q) {
   });
 }
 
-// How soon prompts advance on decode nodes. One that has not prefilled yet is taken for as quick as
-// the prefill nodes: its first prompts tell.
+// How soon prompts advance on decode nodes. What such a node says of itself is of the few short
+// prompts that it was given: until longer ones have told, it is taken for as quick as the prefill
+// nodes.
 class LocalPrefill {
  public:
   explicit LocalPrefill(std::span<const NodeView> prefill) {
-    for (const NodeView& p : prefill) unknown_ = std::max(unknown_, p.prefill_rate);
-    if (unknown_ <= 0) unknown_ = kUnknownPrefillRate;
+    for (const NodeView& p : prefill) elsewhere_ = std::max(elsewhere_, p.prefill_rate);
   }
 
   // Seconds that the prompts there take, before this one.
@@ -105,9 +105,11 @@ class LocalPrefill {
 
  private:
   [[nodiscard]] double rate(const NodeView& node) const {
-    return node.prefill_rate > 0 ? node.prefill_rate : unknown_;
+    const double rate =
+        node.rate_learnt ? node.prefill_rate : std::max(node.prefill_rate, elsewhere_);
+    return rate > 0 ? rate : kUnknownPrefillRate;
   }
-  double unknown_ = 0;
+  double elsewhere_ = 0;
 };
 
 }  // namespace

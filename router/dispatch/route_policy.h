@@ -15,7 +15,8 @@ struct NodeView {
   // prefill
   uint64_t open_prefill_tokens = 0;  // sent and not done
   uint32_t max_batch_tokens = 0;
-  double prefill_rate = 0;  // tokens per second, what else it does included; 0: not known
+  double prefill_rate = 0;   // tokens per second, what else it does included; 0: not known
+  bool rate_learnt = false;  // from its first tokens lately; else it is what the node says
   // decode
   uint32_t free_blocks = 0;
   uint32_t total_blocks = 0;

@@ -259,12 +259,23 @@ def fault(options, checker, cluster, what, role, sig, prompts, wanted):
 FAULTS = [("router", "killed")] + [(role, verb) for verb in ("killed", "frozen") for role in ("prefill-0", "decode-0")]
 
 
+def sensible_prompts(cluster, longest):
+    """Text that a trained model goes on with in one way: tokens of nonsense have the same text as others, and differ by little."""
+    def tokens_of(text):
+        return cluster.post("/tokenize", {"model": cluster.model_id, "prompt": text}).json["tokens"]
+    names = ["north", "south", "east", "west", "home", "away"]
+    prompts = []
+    for k, name in enumerate(names):
+        ids = tokens_of(f"The ship went {name}. The sea was calm and the sky was blue. " * (longest // 8))
+        prompts.append(ids[:longest - 16 * k])
+    return prompts
+
+
 def faults(options, checker, folder, model, kind, hits=FAULTS):
     first, second = options.devices[0], options.devices[-1]
     cluster_config = config(options, model, kind, [first], [second, second], kv={"prefix_cache": False})
-    longest = options.fault_prompt
-    prompts = [[(5 * i * (k + 1) + 13 * k + i) % 400 + 100 for i in range(longest - 16 * k)] for k in range(6)]
     with harness.Cluster(folder / f"{model['id']}-faults-{kind}", cluster_config, ready_timeout=180) as cluster:
+        prompts = sensible_prompts(cluster, options.fault_prompt)
         wanted = [answer_of(cluster, prompt, options.tokens) for prompt in prompts]
         for role, verb in hits:
             what = f"{model['id']} over {kind}: {role} {verb} in mid-transfer"

@@ -153,6 +153,17 @@ TEST(Nodes, OnesThatPrefillMoreSlowlyThanTheySayAreFoundOut) {
   }
 }
 
+// Short prompts are over before their tokens count: by them a decode node looks slow.
+TEST(Nodes, AnIdleDecodeNodeIsTriedWhateverShortPromptsMadeItSay) {
+  Cluster c(1);
+  c.add(kPrefill, "p0");
+  FakeNode& d0 = c.add(kDecode, "d0");
+  d0.options.claimed_rate = 300;
+  submit_many(c, 3, 10, 1000);
+  c.settle(seconds(10));
+  EXPECT_GE(d0.count(control::ToNode::kGenerate), 1);
+}
+
 TEST(Nodes, TokensThatWereCachedDoNotMakeANodeQuick) {
   Cluster c(1);
   FakeNode& p0 = c.add(kPrefill, "p0");

@@ -83,7 +83,7 @@ void FakeNode::heartbeat() {
   beat.set_tick(tick_ + 1);
   beat.set_running(static_cast<uint32_t>(running.size()));
   beat.set_kv_blocks_free(options.kv_blocks);
-  beat.set_prefill_tokens_per_second(5000);
+  beat.set_prefill_tokens_per_second(options.claimed_rate);
   beat.set_draining(draining);
   send(message, {});
 }

@@ -48,6 +48,7 @@ struct NodeOptions {
   Duration step_time = std::chrono::milliseconds(10);
   Duration network = std::chrono::milliseconds(1);
   uint32_t kv_blocks = 1000;
+  double claimed_rate = 5000;     // prompt tokens a second, says its heartbeat
   uint32_t cached_tokens = 0;     // of every prompt, says a prefill node
   double refuse_reservation = 0;  // probability of "KV exhausted"
   double fail_prefill = 0;        // probability of Failed(transport)

@@ -319,6 +319,7 @@ TEST(PredictedFinish, BusyPrefillNodesMeanWaitingOrLocalWorkWhicheverIsSooner) {
   std::vector<NodeView> d{decode_view()};
   p[0].open_prefill_tokens = 2048;
   d[0].prefill_rate = 200;
+  d[0].rate_learnt = true;
   EXPECT_EQ(policy.choose(query(500), p, d).kind, RouteKind::kWait);  // 5 s here, 2.5 s there
   d[0].prefill_rate = 1000;
   EXPECT_EQ(policy.choose(query(500), p, d).kind, RouteKind::kLocalSooner);
@@ -342,8 +343,10 @@ TEST(PredictedFinish, AnIdleDecodeNodeTakesAPromptThatWouldWaitLonger) {
   const Route route = policy.choose(query(500), p, d);
   EXPECT_EQ(route.kind, RouteKind::kLocalSooner);
   EXPECT_EQ(route.decode, 1U);
-  // What else it does slows its prompts down.
+  // What it says of itself is of short prompts; what else it does slows it down.
   d[1].prefill_rate = 800;
+  EXPECT_EQ(policy.choose(query(500), p, d).kind, RouteKind::kLocalSooner);
+  d[1].rate_learnt = true;
   EXPECT_EQ(policy.choose(query(500), p, d).kind, RouteKind::kRemote);
   RouteQuery never = query(500);
   never.local_prefill_below = 0;
