@@ -52,6 +52,10 @@ Scene random_scene(Dice& dice, const model::ModelConfig& config, const Backend& 
     o.max_rows = 300;
   }
   if (config.vocab > 20000 || backend.slow) o.sequences = std::min(o.sequences, 17U);
+  // Pages that are filled with dirt in a moment.
+  const uint64_t values = uint64_t{config.layers} * config.kv_heads * config.head_dim * o.positions;
+  const uint64_t pools = std::clamp<uint64_t>(10'000'000 / values, 1, o.sequences);
+  o.sequences = static_cast<uint32_t>(pools);
   if (dice.chance(35)) {
     o.verify_rows = dice.of({2U, 3U, 4U, 5U, 8U, 15U, 16U});
     o.sequences = dice.of({1U, 1U, 2U, 3U, 8U, 17U});
@@ -67,9 +71,10 @@ Scene random_scene(Dice& dice, const model::ModelConfig& config, const Backend& 
   const uint64_t affordable = (backend.slow ? 100'000'000U : 400'000'000U) / weights;
   auto left = static_cast<uint32_t>(std::clamp<uint64_t>(affordable, 20, 400));
   // Attention of contexts that are cut into several parts, where the CPU does it in a second.
-  const bool is_light =
-      weights <= 500'000 && uint64_t{config.layers} * config.heads * config.head_dim <= 1024;
-  const bool is_long = is_light && !backend.slow && o.positions > 1000 && dice.chance(25);
+  const uint64_t attention =
+      uint64_t{config.layers} * config.heads * config.head_dim * o.positions * o.positions;
+  const bool is_light = weights <= 1'500'000 && attention <= 25'000'000'000;
+  const bool is_long = is_light && !backend.slow && o.positions > 1000 && dice.chance(60);
   if (is_long) {
     o.sequences = std::min(o.sequences, 3U);
     o.max_rows = std::max(o.max_rows, 100U);
