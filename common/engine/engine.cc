@@ -124,11 +124,11 @@ uint32_t first_wanted(StepOutput output, uint32_t rows) {
   return rows;
 }
 
-// The history as the first `rows` rows of a sequence make it. Unnamed: what an engine keeps of a
-// sequence would count on guesses that turn out wrong.
+// The history as the first `rows` rows of a sequence make it: all but the first are guesses.
 TokenHistory history_up_to(const SequenceInput& s, size_t rows) {
   const auto tokens = s.history.tokens.first(s.start + rows);
-  return {tokens, std::min(s.history.prompt_tokens, tokens.size())};
+  return {tokens, std::min(s.history.prompt_tokens, tokens.size()), s.history.sequence,
+          s.start + 1};
 }
 
 // Sizes the outputs' logits, which the rows point into.

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -49,6 +50,9 @@ struct TokenHistory {
   // Names the sequence among those alive at once, so that an engine may keep its tokens; 0:
   // unnamed.
   uint64_t sequence = 0;
+  // In a step that verifies guesses: how many of the tokens are none. Those behind them and what is
+  // drawn need not be what the sequence goes on with.
+  std::optional<size_t> settled = {};
 };
 
 // Draws the token for absolute position history.tokens.size() from logits[vocab]. The only

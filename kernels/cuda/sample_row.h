@@ -33,6 +33,7 @@ struct SampleRow {
   float presence = 0;
   float frequency = 0;
   int32_t logprobs = -1;  // -1: none; else this many best beside the token's own
+  uint32_t appends = 0;   // 1: the token drawn becomes entry `length` of the history
   double top_share = 1;   // top-p; 1 and above: off
   uint64_t seed = 0;
 };
@@ -52,8 +53,8 @@ struct SampleTop {
 struct DeviceSampling {
   const SampleRow* rows = nullptr;     // [max rows]
   const SampleBias* biases = nullptr;  // back to back
-  // Token histories by slot. A kSample row with a slot reads its first `length` entries and appends
-  // the token it draws, so that the host uploads a prompt once and then nothing.
+  // Token histories by slot. A kSample row with a slot reads its first `length` entries and, with
+  // `appends`, adds the token it draws, so that the host uploads a prompt once and then nothing.
   int32_t* history = nullptr;  // [slots, history_stride]
   uint32_t history_stride = 0;
   int32_t* tokens = nullptr;  // out [max rows]; kScore rows leave theirs alone

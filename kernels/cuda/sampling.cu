@@ -177,7 +177,7 @@ class Row : public Cutter {
 
   __device__ void finish(uint32_t id) {
     io_.tokens[index_] = static_cast<int32_t>(id);
-    if (row_.history != kNoHistory && row_.length < io_.history_stride)
+    if (row_.appends != 0 && row_.history != kNoHistory && row_.length < io_.history_stride)
       io_.history[size_t{row_.history} * io_.history_stride + row_.length] =
           static_cast<int32_t>(id);
     if (row_.logprobs >= 0) write_logprob(id);

@@ -1,7 +1,7 @@
 #include "common/engine/cuda/outputs.h"
 
 #include <algorithm>
-#include <cstring>
+#include <utility>
 
 #include "common/cuda/cuda_status.h"
 
@@ -72,27 +72,37 @@ Status CudaOutputs::prepare(LinearRunner& linear, uint32_t vocab, uint32_t batch
 
 void CudaOutputs::forget() { histories_->forget(); }
 
-Status CudaOutputs::upload_history(const HistoryUpload& upload) {
-  size_t at = upload.from;
+Status CudaOutputs::stage_history(const HistoryUpload& upload) {
+  size_t at = size_t{upload.slot} * device_.history_stride + upload.from;
   std::span<const TokenId> rest = upload.tokens;
   while (!rest.empty()) {
     const size_t room = kHistoryStaging / sizeof(TokenId) - history_staged_;
     if (room == 0) {
+      TANDEM_TRY(send_history());
       TANDEM_TRY(stream_.synchronize());
       history_staged_ = 0;
       continue;
     }
+    // Rows that verify guesses add a token each: one copy for all of them.
+    if (at != unsent_.at + unsent_.count) TANDEM_TRY(send_history());
+    if (unsent_.count == 0) unsent_ = {at, history_staged_, 0};
     const size_t count = std::min(room, rest.size());
-    TokenId* staged = history_staging_.as<TokenId>(history_staged_ * sizeof(TokenId));
-    std::copy_n(rest.begin(), count, staged);
-    TANDEM_TRY(
-        cuda::copy_to_device(device_.history + size_t{upload.slot} * device_.history_stride + at,
-                             staged, count * sizeof(TokenId), stream_));
+    std::copy_n(rest.begin(), count,
+                history_staging_.as<TokenId>(history_staged_ * sizeof(TokenId)));
+    unsent_.count += count;
     history_staged_ += count;
     at += count;
     rest = rest.subspan(count);
   }
   return {};
+}
+
+Status CudaOutputs::send_history() {
+  const Unsent part = std::exchange(unsent_, {});
+  if (part.count == 0) return {};
+  return cuda::copy_to_device(device_.history + part.at,
+                              history_staging_.as<TokenId>(part.staged * sizeof(TokenId)),
+                              part.count * sizeof(TokenId), stream_);
 }
 
 Result<CudaOutputs::Plan> CudaOutputs::plan(const RowOutput& output, uint32_t source) {
@@ -118,7 +128,7 @@ Result<CudaOutputs::Plan> CudaOutputs::plan(const RowOutput& output, uint32_t so
   uint32_t slot = cuda::kNoHistory;
   if (needs_history(*output.sampling)) {
     TANDEM_ASSIGN(const HistoryUpload upload, histories_->acquire(output.history));
-    TANDEM_TRY(upload_history(upload));
+    TANDEM_TRY(stage_history(upload));
     slot = upload.slot;
   }
   const auto entry = static_cast<int32_t>(rows_->rows().size());
@@ -134,6 +144,7 @@ Status CudaOutputs::describe(std::span<const RowOutput> outputs, uint32_t padded
   histories_->begin_step();
   plans_.clear();
   history_staged_ = 0;
+  unsent_ = {};
   wants_top_ = false;
   for (uint32_t i = 0; i < outputs.size(); ++i) {
     TANDEM_ASSIGN(const Plan p, plan(outputs[i], i));
@@ -141,6 +152,7 @@ Status CudaOutputs::describe(std::span<const RowOutput> outputs, uint32_t padded
     wants_top_ = wants_top_ || outputs[i].score_top > 0 ||
                  (outputs[i].sampling != nullptr && outputs[i].sampling->logprobs > 0);
   }
+  TANDEM_TRY(send_history());
   rows_->pad(padded);
   const size_t rows = rows_->rows().size();
   const size_t biases = rows_->biases().size();
@@ -221,8 +233,8 @@ Status CudaOutputs::collect(std::span<const RowOutput> outputs, std::span<RowRes
     if (plan.token < 0) continue;
     const TokenId id = results_.as<int32_t>()[plan.token];
     results[i].token = read_entry(plan.token, id, wanted.sampling->logprobs);
-    const uint32_t slot = rows_->rows()[static_cast<size_t>(plan.token)].history;
-    if (slot != cuda::kNoHistory) histories_->drawn(slot, id);
+    const cuda::SampleRow& row = rows_->rows()[static_cast<size_t>(plan.token)];
+    if (row.appends != 0) histories_->drawn(row.history, id);
   }
   return {};
 }

@@ -67,7 +67,14 @@ class CudaOutputs {
     int32_t score = -1;  // entry that scores
   };
   [[nodiscard]] Result<Plan> plan(const RowOutput& output, uint32_t source);
-  [[nodiscard]] Status upload_history(const HistoryUpload& upload);
+  // Tokens that are staged and not yet on their way: entries of all slots' histories from `at` on.
+  struct Unsent {
+    size_t at = 0;
+    size_t staged = 0;
+    size_t count = 0;
+  };
+  [[nodiscard]] Status stage_history(const HistoryUpload& upload);
+  [[nodiscard]] Status send_history();
   [[nodiscard]] Status emit_on_host(const RowOutput& output, const float* logits,
                                     RowResult& result) const;
   [[nodiscard]] SampledToken read_entry(int32_t entry, TokenId id, int32_t top) const;
@@ -89,7 +96,8 @@ class CudaOutputs {
   std::byte* device_results_ = nullptr;
   size_t top_at_ = 0;
   cuda::PinnedBuffer history_staging_;
-  size_t history_staged_ = 0;
+  size_t history_staged_ = 0;  // tokens of this step
+  Unsent unsent_;
   std::unique_ptr<SampleBatch> rows_;
   std::unique_ptr<HistorySlots> histories_;
   std::vector<Plan> plans_;

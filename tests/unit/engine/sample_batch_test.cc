@@ -5,6 +5,8 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "common/engine/cuda/sampling/history_slots.h"
@@ -59,6 +61,18 @@ TEST(SampleBatch, CarriesEveryParameter) {
   EXPECT_EQ(row.frequency, 0.3F);
   EXPECT_EQ(row.seed, 0x123456789abcdefULL);
   EXPECT_EQ(row.logprobs, 7);
+}
+
+TEST(SampleBatch, OnlyWhatASequenceGoesOnWithIsAppended) {
+  const auto appends = [](const TokenHistory& history, uint32_t slot) {
+    Upload memory;
+    SampleBatch batch = memory.batch();
+    EXPECT_TRUE(batch.add(0, {}, history, slot).has_value());
+    return batch.rows().front().appends;
+  };
+  EXPECT_EQ(appends({kTokens, 2, 7}, 4), 1u);
+  EXPECT_EQ(appends({kTokens, 2, 7}, cuda::kNoHistory), 0u);
+  EXPECT_EQ(appends({kTokens, 2, 7, 3}, 4), 0u);
 }
 
 TEST(SampleBatch, WhatIsOffStaysOff) {
@@ -186,6 +200,40 @@ TEST(HistorySlots, UploadsAPromptOnceAndThenNothing) {
   up = slots.acquire({tokens, 3, 7});
   EXPECT_EQ(up->from, 4u);
   EXPECT_THAT(std::vector(up->tokens.begin(), up->tokens.end()), ElementsAre(9, 10, 11));
+}
+
+// Three rows: token 4, which is no guess, and guesses 5 and 6.
+TEST(HistorySlots, GuessesShareASlotAndAreForgottenAfterTheStep) {
+  HistorySlots slots(2, 100);
+  std::vector<TokenId> tokens = {1, 2, 3, 4, 5, 6};
+  const auto verify = [&](size_t settled) {
+    slots.begin_step();
+    std::vector<TokenId> uploaded;
+    std::optional<uint32_t> slot;
+    for (size_t length = settled; length <= tokens.size(); ++length) {
+      const auto up = slots.acquire({std::span(tokens).first(length), 3, 7, settled});
+      EXPECT_TRUE(up.has_value());
+      EXPECT_EQ(slot.value_or(up->slot), up->slot);
+      slot = up->slot;
+      EXPECT_EQ(up->from + up->tokens.size(), length);
+      uploaded.insert(uploaded.end(), up->tokens.begin(), up->tokens.end());
+    }
+    return uploaded;
+  };
+  EXPECT_THAT(verify(4), ElementsAre(1, 2, 3, 4, 5, 6));
+  // 5 was right, 6 was not.
+  tokens = {1, 2, 3, 4, 5, 7, 8, 9};
+  EXPECT_THAT(verify(6), ElementsAre(5, 7, 8, 9));
+  // Back to a token a step, behind wrong guesses.
+  tokens = {1, 2, 3, 4, 5, 7, 6};
+  slots.begin_step();
+  const auto up = slots.acquire({tokens, 3, 7});
+  EXPECT_EQ(up->from, 6u);
+  EXPECT_THAT(std::vector(up->tokens.begin(), up->tokens.end()), ElementsAre(6));
+  slots.drawn(up->slot, 10);
+  tokens.push_back(10);
+  slots.begin_step();
+  EXPECT_TRUE(slots.acquire({tokens, 3, 7})->tokens.empty());
 }
 
 TEST(HistorySlots, ACutSequenceUploadsWhatFollowsTheCut) {

@@ -255,6 +255,38 @@ TEST_P(VerifyRows, EveryRowIsSampledAsItWouldBeAlone) {
   }
 }
 
+// Penalties after wrong guesses: those must not count, nor what was drawn behind them.
+TEST_P(VerifyRows, PenaltiesForgetWrongGuesses) {
+  const auto h = start(kPlain);
+  ASSERT_NE(h, nullptr);
+  auto right = random_tokens(50, 81);
+  // Two kinds of tokens: a count that is off by one guess shows.
+  for (size_t i = 20; i < right.size(); ++i) right[i] = right[20 + i % 2];
+  engine::SamplingParams p;
+  p.temperature = 0;
+  p.repetition_penalty = 1.2F;
+  p.frequency_penalty = 3.0F;
+  fill(*h, right, 1, 32);
+  fill(*h, right, 2, 32);
+  for (size_t at = 32; at < 40; at += 2) {  // within a page, see below
+    std::vector<TokenId> guess(right.begin(), right.begin() + static_cast<std::ptrdiff_t>(at + 2));
+    guess.insert(guess.end(), 4, right[20]);
+    SequenceInput in = input(*h, guess, 1, at, 6, StepOutput::kSampleRows);
+    in.sampling = &p;
+    in.history = {guess, 30, 9};
+    const auto out = h->engine().step({&in, 1}, h->pages());
+    ASSERT_TRUE(out) << out.error().to_string();
+    for (size_t r = 0; r < 2; ++r) {  // only the first guess was right
+      SequenceInput single = input(*h, right, 2, at + r, 1, StepOutput::kSample);
+      single.sampling = &p;
+      single.history = {std::span(right).first(at + r + 1), 30};
+      const auto alone = h->engine().step({&single, 1}, h->pages());
+      ASSERT_TRUE(alone) << alone.error().to_string();
+      EXPECT_EQ((*out)[0].tokens[r].id, (*alone)[0].token->id) << at << " " << r;
+    }
+  }
+}
+
 // The guesses were wrong: the sequence goes on with other tokens at their positions. Where pages
 // are encoded when they are full, guesses must not fill one: its rows are then gone.
 TEST_P(VerifyRows, WrongGuessesLeaveNoTrace) {

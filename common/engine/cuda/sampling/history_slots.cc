@@ -37,11 +37,14 @@ Result<HistoryUpload> HistorySlots::acquire(const TokenHistory& history) {
     if (history.sequence != 0) by_sequence_[history.sequence] = static_cast<uint32_t>(at);
   }
   Slot& slot = slots_[at];
+  if (slot.used != step_) slot.known = std::min(slot.known, slot.settled);
   slot.used = step_;
   uint32_t known = std::min(slot.known, static_cast<uint32_t>(tokens.size()));
   // What the kernel drew need not be what the sequence went on with.
   if (slot.appended && known == slot.known && tokens[known - 1] != slot.last) --known;
   slot.known = static_cast<uint32_t>(tokens.size());
+  slot.settled =
+      static_cast<uint32_t>(std::min(history.settled.value_or(slot.known), tokens.size()));
   slot.appended = false;
   return HistoryUpload{static_cast<uint32_t>(at), known, tokens.subspan(known)};
 }
@@ -49,7 +52,7 @@ Result<HistoryUpload> HistorySlots::acquire(const TokenHistory& history) {
 void HistorySlots::drawn(uint32_t index, TokenId token) {
   Slot& slot = slots_[index];
   if (slot.known >= stride_) return;  // nor did the kernel
-  ++slot.known;
+  slot.settled = ++slot.known;
   slot.last = token;
   slot.appended = true;
 }

@@ -12,7 +12,7 @@
 namespace tandem::engine {
 
 // What has to be copied to entry `from` of a slot's history before the step. Empty once a sequence
-// is known: the sampling kernel appends what it draws.
+// is known: the sampling kernel appends what it draws, except behind guesses.
 struct HistoryUpload {
   uint32_t slot = 0;
   uint32_t from = 0;
@@ -21,7 +21,9 @@ struct HistoryUpload {
 
 // Which sequences' tokens lie in which slot of the device's history memory. A sequence is known by
 // TokenHistory::sequence; between two steps it may only grow, or be cut and then say so by calling
-// acquire() before it grows again. Sequence 0 is never remembered. Device thread.
+// acquire() before it grows again. Of TokenHistory::settled tokens alone this is asked; several
+// rows of a step may then share a slot, each a continuation of the one before. Sequence 0 is never
+// remembered. Device thread.
 class HistorySlots {
  public:
   // At least as many slots as a step has rows with penalties; `stride` tokens each.
@@ -38,8 +40,9 @@ class HistorySlots {
  private:
   struct Slot {
     uint64_t sequence = 0;
-    uint32_t known = 0;  // tokens on the device
-    TokenId last = 0;    // the one at known - 1, if the kernel appended it
+    uint32_t known = 0;    // tokens on the device
+    uint32_t settled = 0;  // of those, what the next step may count on
+    TokenId last = 0;      // the one at known - 1, if the kernel appended it
     bool appended = false;
     uint64_t used = 0;  // step
   };

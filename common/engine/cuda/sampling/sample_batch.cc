@@ -67,6 +67,7 @@ Status SampleBatch::add(uint32_t source, const SamplingParams& p, const TokenHis
   row.source = source;
   row.history = slot;
   row.length = static_cast<uint32_t>(history.tokens.size());
+  row.appends = slot != cuda::kNoHistory && !history.settled ? 1 : 0;
   row.prompt = static_cast<uint32_t>(std::min(history.prompt_tokens, history.tokens.size()));
   add_biases(p, row);
   row.top_k =
