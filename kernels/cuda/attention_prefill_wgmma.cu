@@ -50,7 +50,7 @@ class Consumer {
     for (;;) {
       barrier_wait(&shared_.at.tile_full[slot_.stage], slot_.parity);
       const PrefillTile tile = shared_.at.tiles[slot_.stage];
-      release(&shared_.at.tile_free[slot_.stage]);
+      barrier_arrive(&shared_.at.tile_free[slot_.stage]);
       slot_.advance();
       if (tile.rows == 0) break;
       const KeyRange range(args_, tile, C::kKeyTile);
@@ -364,7 +364,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     for (uint32_t i = 0; i < kTileSlots; ++i) {
       barrier_init(&at.tile_full[i], 1);
-      barrier_init(&at.tile_free[i], kConsumerWarps);
+      // Of every thread that has read the tile.
+      barrier_init(&at.tile_free[i], kConsumers * kWarpgroup);
     }
     for (uint32_t i = 0; i < C::kStages; ++i) {
       barrier_init(&at.k_full[i], 1);
