@@ -6,6 +6,7 @@
 #include "kernels/cuda/linear_small_layout.h"
 #include "kernels/cuda/linear_small_multiply.cuh"
 #include "kernels/cuda/linear_small_norm.cuh"
+#include "kernels/cuda/linear_units.h"
 #include "kernels/cuda/pipeline.cuh"
 #include "kernels/cuda/rows.cuh"
 #include "kernels/cuda/rows.h"
@@ -81,7 +82,7 @@ struct Range {
 // Outputs come in units of two when gate and up must stay together.
 template <Input kInput, SmallEpilogue kEpilogue>
 __device__ __forceinline__ Range range_of_block(const Task& task) {
-  constexpr int kUnit = kEpilogue == SmallEpilogue::kSiluMul ? 2 : 1;
+  constexpr auto kUnit = static_cast<int>(output_unit(kEpilogue));
   int64_t units = task.out / kUnit;
   if constexpr (kInput == Input::kExperts) units *= *task.tile_count;
   return {static_cast<int>(units * blockIdx.x / gridDim.x) * kUnit,
@@ -181,10 +182,14 @@ __device__ __forceinline__ void produce(const Task& task, const Memory& memory, 
         barrier_wait(&memory.empty[stage], parity);
       }
       const int inputs = min(task.chunk, task.in - at);
+      // Every warp arrives: one without rows here could else be left a whole turn of the ring
+      // behind and wait for a phase that was long over.
       if (t == 0)
         barrier_expect(&memory.full[stage],
                        static_cast<uint32_t>(
                            (tile.count * kElement + (kLoadsX ? tile.rows * 2 : 0)) * inputs));
+      else if (t % 32 == 0)
+        barrier_arrive(&memory.full[stage]);
       __syncwarp();
       if (lane < tile.count)
         bulk_load(memory.stages + stage * layout.bytes + lane * layout.pitch,
@@ -291,8 +296,8 @@ __device__ __forceinline__ void consume(const Task& task, const Memory& memory, 
                                    : weights + static_cast<uint32_t>(layout.x_at);
       multiply<kColumns, kWeight>(sums, weights, x, lanes, tile.count > 16, warp * 32,
                                   min(task.chunk, task.in - at));
-      __syncwarp();
-      if (lane == 0) barrier_arrive(&memory.empty[stage]);
+      // Every lane for what it has read: as fast as one for its warp (H200).
+      barrier_arrive(&memory.empty[stage]);
       if (++stage == task.stages) {
         stage = 0;
         parity ^= 1;
@@ -331,8 +336,8 @@ __global__ void __launch_bounds__(kThreads, kColumns == 8 ? 2 : 1) linear_small_
   const auto t = static_cast<int>(threadIdx.x);
   if (t == kConsumers) {
     for (int s = 0; s < task.stages; ++s) {
-      barrier_init(&memory.full[s], 1);
-      barrier_init(&memory.empty[s], kSmallWarps);
+      barrier_init(&memory.full[s], kProducerWarps);
+      barrier_init(&memory.empty[s], kConsumers);
     }
     barrier_init(memory.loaded, 1);
     barrier_init_fence();
