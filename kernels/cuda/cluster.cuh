@@ -13,10 +13,11 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   return rank;
 }
 
-// All threads of all blocks: what each has written to shared memory is visible to the others.
-__device__ __forceinline__ void cluster_sync() {
+// All threads of all blocks: barriers that were initialized, and fenced by barrier_init_fence(),
+// are there for all of them. Of other memory it promises nothing, and so waits for none.
+__device__ __forceinline__ void cluster_sync_barriers() {
   asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.arrive.relaxed.aligned;\n"
       "barrier.cluster.wait.acquire.aligned;\n" ::
           : "memory");
 }
@@ -28,13 +29,17 @@ __device__ __forceinline__ uint32_t address_at(uint32_t address, uint32_t rank) 
   return there;
 }
 
-__device__ __forceinline__ void store_at(uint32_t there, const float4& v) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(there), "f"(v.x), "f"(v.y),
-               "f"(v.z), "f"(v.w)
-               : "memory");
+// Counts as 16 bytes of what the other block's barrier waits for: who has waited sees them. An
+// arrival with release would wait until everything that the thread has written is seen everywhere.
+__device__ __forceinline__ void store_at(uint32_t there, const float4& v, uint32_t barrier_there) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+      "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(there),
+      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier_there)
+      : "memory");
 }
 
-// Arrives at another block's barrier; what was stored there before is seen by who waits for it.
+// Arrives at another block's barrier, once what the thread has read and written is done.
 __device__ __forceinline__ void barrier_arrive_at(uint32_t there) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there)
                : "memory");

@@ -33,8 +33,10 @@ struct Task {
   int out;
   int rows;
   int unit;       // outputs that stay together
+  int each;       // units of a cluster
+  int rest;       // clusters that have one more, the first ones
   int steps;      // stages of a tile, of all blocks of a cluster
-  int split;      // blocks of a cluster
+  int split;      // blocks of a cluster, a power of two
   int tiles;      // of a cluster
   int tile_rows;  // outputs of a tile
   int stages;
@@ -50,227 +52,283 @@ struct Block {
   int steps;
 };
 
+// Divides nothing: this is done before the first weights are asked for.
 __device__ __forceinline__ Block block_of(const Task& task) {
-  const auto cluster = static_cast<int>(blockIdx.x) / task.split;
-  const int clusters = static_cast<int>(gridDim.x) / task.split;
-  const int64_t units = task.out / task.unit;
+  const int shift = __ffs(task.split) - 1;
+  const int cluster = static_cast<int>(blockIdx.x) >> shift;
   Block block;
-  block.rank = static_cast<int>(blockIdx.x) % task.split;
-  block.begin = static_cast<int>(units * cluster / clusters) * task.unit;
-  block.end = static_cast<int>(units * (cluster + 1) / clusters) * task.unit;
-  block.first_step = task.steps * block.rank / task.split;
-  block.steps = task.steps * (block.rank + 1) / task.split - block.first_step;
+  block.rank = static_cast<int>(blockIdx.x) & (task.split - 1);
+  block.begin = (cluster * task.each + min(cluster, task.rest)) * task.unit;
+  block.end = block.begin + (task.each + (cluster < task.rest ? 1 : 0)) * task.unit;
+  block.first_step = (task.steps * block.rank) >> shift;
+  block.steps = ((task.steps * (block.rank + 1)) >> shift) - block.first_step;
   return block;
 }
 
-// One thread.
+// What one thread does: it fills the ring.
 template <int kColumns, WeightType kWeight>
-__device__ __forceinline__ void produce(const Task& task, const CUtensorMap* weights,
-                                        const CUtensorMap* x, const Ring& ring, char* stages,
-                                        const Block& block) {
-  constexpr int kXPanels = kWeight == WeightType::kFp8 ? 2 : 1;
-  constexpr uint32_t kXBytes = kColumns * kBatchPanelBytes;
-  const uint64_t policy = evict_first_policy();
-  const uint32_t bytes = static_cast<uint32_t>(task.tile_rows) * kBatchPanelBytes +
-                         static_cast<uint32_t>(kXPanels) * kXBytes;
-  const auto load_weights = [&](int tile, int step, int stage) {
-    barrier_expect(&ring.full[stage], bytes);
-    tma_load_3d(stages + static_cast<uint32_t>(stage) * ring.stage_bytes, weights,
-                &ring.full[stage], (block.first_step + step) * 64,
-                block.begin + tile * task.tile_rows, 0, policy);
-  };
-  const auto load_x = [&](int step, int stage) {
-#pragma unroll
-    for (int p = 0; p < kXPanels; ++p)
-      tma_load_3d(stages + static_cast<uint32_t>(stage) * ring.stage_bytes + ring.x_at +
-                      static_cast<uint32_t>(p) * kXBytes,
-                  x, &ring.full[stage], ((block.first_step + step) * kXPanels + p) * 64, 0, 0);
-  };
-  const int all = block.steps * task.tiles;
-  const int first = min(all, task.stages);
-  for (int i = 0; i < first; ++i) load_weights(i / block.steps, i % block.steps, i);
-  wait_for_previous();
-  for (int i = 0; i < first; ++i) load_x(i % block.steps, i);
-  int stage = 0;
-  uint32_t parity = 0;
-  for (int i = first; i < all; ++i) {
-    barrier_wait(&ring.empty[stage], parity);
-    load_weights(i / block.steps, i % block.steps, stage);
-    load_x(i % block.steps, stage);
-    if (++stage == task.stages) {
-      stage = 0;
-      parity ^= 1;
+class Producer {
+ public:
+  __device__ Producer(const Task& task, const CUtensorMap* weights, const CUtensorMap* x,
+                      const Ring& ring, char* stages, const Block& block)
+      : task_(task),
+        weights_(weights),
+        x_(x),
+        ring_(ring),
+        stages_(stages),
+        block_(block),
+        all_(block.steps * task.tiles),
+        first_(min(all_, task.stages)),
+        policy_(evict_first_policy()) {}
+
+  // Needs the ring's barriers and nothing of what others do.
+  __device__ void start() {
+    for (int i = 0; i < first_; ++i) load_weights(i);
+  }
+
+  __device__ void run() {
+    wait_for_previous();
+    for (int i = 0, at = 0; i < first_; ++i, at = at + 1 < block_.steps ? at + 1 : 0) load_x(at, i);
+    int stage = 0;
+    uint32_t parity = 0;
+    for (int i = first_; i < all_; ++i) {
+      barrier_wait(&ring_.empty[stage], parity);
+      const int step = step_;
+      load_weights(stage);
+      load_x(step, stage);
+      if (++stage == task_.stages) {
+        stage = 0;
+        parity ^= 1;
+      }
     }
   }
-}
+
+ private:
+  static constexpr int kXPanels = kWeight == WeightType::kFp8 ? 2 : 1;
+  static constexpr uint32_t kXBytes = kColumns * kBatchPanelBytes;
+
+  __device__ char* at(int stage) const {
+    return stages_ + static_cast<uint32_t>(stage) * ring_.stage_bytes;
+  }
+
+  // Of the next step.
+  __device__ void load_weights(int stage) {
+    barrier_expect(&ring_.full[stage], static_cast<uint32_t>(task_.tile_rows) * kBatchPanelBytes +
+                                           static_cast<uint32_t>(kXPanels) * kXBytes);
+    tma_load_3d(at(stage), weights_, &ring_.full[stage], (block_.first_step + step_) * 64,
+                block_.begin + tile_ * task_.tile_rows, 0, policy_);
+    if (++step_ < block_.steps) return;
+    step_ = 0;
+    ++tile_;
+  }
+
+  __device__ void load_x(int step, int stage) {
+#pragma unroll
+    for (int p = 0; p < kXPanels; ++p)
+      tma_load_3d(at(stage) + ring_.x_at + static_cast<uint32_t>(p) * kXBytes, x_,
+                  &ring_.full[stage], ((block_.first_step + step) * kXPanels + p) * 64, 0, 0);
+  }
+
+  const Task& task_;
+  const CUtensorMap* weights_;
+  const CUtensorMap* x_;
+  const Ring& ring_;
+  char* stages_;
+  const Block& block_;
+  const int all_;
+  const int first_;
+  const uint64_t policy_;
+  int tile_ = 0;
+  int step_ = 0;
+};
 
 // A warpgroup's part in adding up: of `members` with the same outputs it is number `me` and owns
-// every members-th quad.
+// every members-th quad. Members are a power of two.
 struct Member {
   int me;
   int members;
+  int shift;    // members = 1 << shift
   int sharers;  // members of a block
   int index;    // of the warpgroup in its block: its place in memory
   int groups;
 };
 
-template <int kColumns>
-__device__ __forceinline__ bool owns(const Member& m, int quad) {
-  return m.members == 1 || quad % m.members == m.me;
+// Members of several blocks are never more than two tiles apart by themselves; of more tiles they
+// wait for each other.
+[[nodiscard]] __device__ __forceinline__ bool is_paced(const Task& task) {
+  return task.split > 1 && task.tiles > 2;
+}
+
+// Of one block's barrier for the sums of a tile: warps of members of the same block arrive, what
+// comes from other blocks is counted in bytes.
+template <int kSharers>
+[[nodiscard]] __device__ __forceinline__ uint32_t sum_arrivals(const Task& task) {
+  const int warps = (task.split * kSharers - 1) * kGroupThreads / 32;
+  if (task.split == 1) return static_cast<uint32_t>(max(warps, 1));
+  return static_cast<uint32_t>(1 + (is_paced(task) ? warps : 0));
 }
 
 // Sends each other member its quads. `sums` is shared memory, `arrived` the barriers of the
 // block's warpgroups.
 template <int kColumns>
 __device__ __forceinline__ void send_sums(const float (&sums)[kColumns / 2], const Member& m,
-                                          uint32_t sums_at, uint32_t arrived_at, int t) {
+                                          const Task& task, char* buffer, uint64_t* arrived,
+                                          int t) {
   const auto quads = static_cast<int>(batch_quads(kColumns, static_cast<uint32_t>(m.members)));
   const int group = m.index % m.groups;
+  const bool apart = task.split > 1;
+  const auto index_of = [&](int to) { return to % m.sharers * m.groups + group; };
+  const auto barrier_of = [&](int to) {
+    return address_at(shared_address(arrived + index_of(to)),
+                      static_cast<uint32_t>(to / m.sharers));
+  };
 #pragma unroll
   for (int j = 0; j < kColumns / 8; ++j) {
-    const int to = j % m.members;
+    const int to = j & (m.members - 1);
     if (to == m.me) continue;
-    const int index = to % m.sharers * m.groups + group;
     const int from = m.me < to ? m.me : m.me - 1;
-    const int slot = (index * (m.members - 1) + from) * quads + j / m.members;
-    store_at(address_at(sums_at + static_cast<uint32_t>(slot * kGroupThreads + t) * 16,
-                        static_cast<uint32_t>(to / m.sharers)),
-             {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]});
+    const int slot = (index_of(to) * (m.members - 1) + from) * quads + (j >> m.shift);
+    float4* here = reinterpret_cast<float4*>(buffer) + slot * kGroupThreads + t;
+    const float4 v{sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]};
+    if (apart)
+      store_at(address_at(shared_address(here), static_cast<uint32_t>(to / m.sharers)), v,
+               barrier_of(to));
+    else
+      *here = v;
   }
+  if (apart && !is_paced(task)) return;
   __syncwarp();
   if (t % 32 != 0) return;
-  for (int to = 0; to < m.members; ++to)
-    if (to != m.me)
-      barrier_arrive_at(
-          address_at(arrived_at + static_cast<uint32_t>(to % m.sharers * m.groups + group) * 8,
-                     static_cast<uint32_t>(to / m.sharers)));
+#pragma unroll 1
+  for (int to = 0; to < m.members; ++to) {
+    if (to == m.me) continue;
+    if (apart)
+      barrier_arrive_at(barrier_of(to));
+    else
+      barrier_arrive(arrived + index_of(to));
+  }
 }
 
+// Bytes that a member gets for a tile from members of which some are in other blocks.
 template <int kColumns>
-__device__ __forceinline__ void add_sums(float (&sums)[kColumns / 2], const Member& m,
-                                         const float4* buffer, int t) {
-  const auto quads = static_cast<int>(batch_quads(kColumns, static_cast<uint32_t>(m.members)));
+__device__ __forceinline__ uint32_t expected_bytes(const Member& m) {
+  const int owned = (kColumns / 8 - m.me + m.members - 1) >> m.shift;  // quads; may be none
+  return static_cast<uint32_t>(max(owned, 0) * (m.members - 1) * kGroupThreads * 16);
+}
+
+// What follows runs once a tile, and from a cold instruction cache: loops over quads stay loops,
+// which costs a few selections and saves thousands of instructions.
+template <int kColumns>
+__device__ __forceinline__ float4 quad_of(const float (&sums)[kColumns / 2], int j) {
+  float4 v{sums[0], sums[1], sums[2], sums[3]};
 #pragma unroll
-  for (int j = 0; j < kColumns / 8; ++j) {
-    if (!owns<kColumns>(m, j)) continue;
-    float4 sum{};
-    for (int from = 0; from < m.members; ++from) {
-      float4 v{sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]};
-      if (from != m.me) {
-        const int place = from < m.me ? from : from - 1;
-        v = buffer[((m.index * (m.members - 1) + place) * quads + j / m.members) * kGroupThreads +
-                   t];
-      }
-      sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
-    }
-    sums[4 * j] = sum.x;
-    sums[4 * j + 1] = sum.y;
-    sums[4 * j + 2] = sum.z;
-    sums[4 * j + 3] = sum.w;
+  for (int k = 1; k < kColumns / 8; ++k)
+    if (k == j) v = {sums[4 * k], sums[4 * k + 1], sums[4 * k + 2], sums[4 * k + 3]};
+  return v;
+}
+
+// A quad's sums of all members, in their order. `others`: those of the first other member.
+__device__ __forceinline__ float4 add_members(const float4& own, const Member& m,
+                                              const float4* others, int stride) {
+  float4 sum{};
+#pragma unroll 1
+  for (int from = 0; from < m.members; ++from) {
+    const float4 v = from == m.me ? own : others[(from < m.me ? from : from - 1) * stride];
+    sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
   }
+  return sum;
 }
 
 // Where a thread's sums belong: outputs `output` and 8 further on, if below `end`, of rows
-// `row` + 8 * quad and the next.
+// `row` + 8 * quad and the next. A quad is both rows of the first, then both of the second.
 struct Corner {
   int output;
   int end;
   int row;
 };
 
-// Calls body(v, row, output) for what a thread owns and what exists.
-template <int kColumns, typename Body>
-__device__ __forceinline__ void each_sum(float (&sums)[kColumns / 2], const Task& task,
-                                         const Member& m, const Corner& corner, const Body& body) {
+// Calls body(i, element of the quad, row, output) for what exists.
+template <typename Body>
+__device__ __forceinline__ void each_of(const Task& task, const Corner& corner, int j,
+                                        const Body& body) {
 #pragma unroll
-  for (int j = 0; j < kColumns / 8; ++j) {
-    if (!owns<kColumns>(m, j)) continue;
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const int row = corner.row + 8 * j + c;
-        const int output = corner.output + 8 * i;
-        if (row < task.rows && output < corner.end) body(4 * j + 2 * i + c, i, row, output);
-      }
+  for (int e = 0; e < 4; ++e) {
+    const int row = corner.row + 8 * j + e % 2;
+    const int output = corner.output + e / 2 * 8;
+    if (row < task.rows && output < corner.end) body(e, row, output);
   }
 }
 
-template <int kColumns>
-__device__ __forceinline__ void store_gated(const float (&sums)[kColumns / 2], const Task& task,
-                                            const Member& m, const Corner& corner, int t) {
+__device__ __forceinline__ float4 load_before(const Task& task, const Corner& corner, int j) {
+  float v[4] = {};
+  if (task.epilogue == SmallEpilogue::kAdd)
+    each_of(task, corner, j, [&](int e, int row, int output) {
+      v[e] = static_cast<const float*>(task.result)[int64_t{row} * task.out + output];
+    });
+  return {v[0], v[1], v[2], v[3]};
+}
+
+__device__ __forceinline__ void store_gated(const float (&v)[4], const Task& task,
+                                            const Corner& corner, int j, int t) {
   auto* out = static_cast<__nv_bfloat16*>(task.result);
   const bool is_gate = t / 4 % 2 == 0;  // its neighbour four lanes on has the ups
 #pragma unroll
-  for (int j = 0; j < kColumns / 8; ++j) {
-    if (!owns<kColumns>(m, j)) continue;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float first = sums[4 * j + 2 * i];
-      const float second = sums[4 * j + 2 * i + 1];
-      const float got = __shfl_xor_sync(0xffffffffU, is_gate ? second : first, 4);
-      const float gate = is_gate ? first : got;
-      const float up = is_gate ? got : second;
-      const int row = corner.row + 8 * j + (is_gate ? 0 : 1);
-      const int output = corner.output + 8 * i;
-      if (row < task.rows && output < corner.end)
-        out[int64_t{row} * (task.out / 2) + output / 2] = __float2bfloat16_rn(silu(gate) * up);
-    }
+  for (int i = 0; i < 2; ++i) {
+    const float got = __shfl_xor_sync(0xffffffffU, is_gate ? v[2 * i + 1] : v[2 * i], 4);
+    const float gate = is_gate ? v[2 * i] : got;
+    const float up = is_gate ? got : v[2 * i + 1];
+    const int row = corner.row + 8 * j + (is_gate ? 0 : 1);
+    const int output = corner.output + 8 * i;
+    if (row < task.rows && output < corner.end)
+      out[int64_t{row} * (task.out / 2) + output / 2] = __float2bfloat16_rn(silu(gate) * up);
   }
 }
 
-// What results of a tile need besides the sums, on its way while members send each other theirs.
-template <int kColumns>
-struct Extras {
-  float before[kColumns / 2];
+// Of a thread's two outputs.
+struct OutputTerms {
   float scale[2];
   float bias[2];
 };
 
-template <int kColumns, WeightType kWeight>
-__device__ __forceinline__ void load_extras(Extras<kColumns>& extras, float (&sums)[kColumns / 2],
-                                            const Task& task, const Member& m,
-                                            const Corner& corner) {
+template <WeightType kWeight>
+__device__ __forceinline__ OutputTerms load_terms(const Task& task, const Corner& corner) {
+  OutputTerms terms;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int output = corner.output + 8 * i;
     const bool real = output < corner.end;
-    extras.scale[i] = kWeight == WeightType::kFp8 && real ? task.scales[output] : 1.0F;
-    extras.bias[i] = task.bias != nullptr && real ? __bfloat162float(task.bias[output]) : 0.0F;
+    terms.scale[i] = kWeight == WeightType::kFp8 && real ? task.scales[output] : 1.0F;
+    terms.bias[i] = task.bias != nullptr && real ? __bfloat162float(task.bias[output]) : 0.0F;
   }
-#pragma unroll
-  for (float& v : extras.before) v = 0;
-  if (task.epilogue == SmallEpilogue::kAdd)
-    each_sum<kColumns>(sums, task, m, corner, [&](int k, int, int row, int output) {
-      extras.before[k] = static_cast<const float*>(task.result)[int64_t{row} * task.out + output];
-    });
+  return terms;
 }
 
-template <int kColumns, WeightType kWeight>
-__device__ __forceinline__ void finish(float (&sums)[kColumns / 2], const Extras<kColumns>& extras,
-                                       const Task& task, const Member& m, const Corner& corner,
-                                       int t) {
-  each_sum<kColumns>(sums, task, m, corner, [&](int k, int i, int, int) {
-    float v = sums[k];
-    if constexpr (kWeight == WeightType::kFp8) v = __fmul_rn(v, extras.scale[i]);
-    sums[k] = __fadd_rn(v, extras.bias[i]);
-  });
+template <WeightType kWeight>
+__device__ __forceinline__ void finish(const float4& sum, const float4& before,
+                                       const OutputTerms& terms, const Task& task,
+                                       const Corner& corner, int j, int t) {
+  float v[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    if constexpr (kWeight == WeightType::kFp8) v[e] = __fmul_rn(v[e], terms.scale[e / 2]);
+    v[e] = __fadd_rn(v[e], terms.bias[e / 2]);
+  }
   if (task.epilogue == SmallEpilogue::kSiluMul) {
-    store_gated<kColumns>(sums, task, m, corner, t);
+    store_gated(v, task, corner, j, t);
     return;
   }
-  const auto at = [&](int row, int output) { return int64_t{row} * task.out + output; };
   if (task.epilogue == SmallEpilogue::kStore) {
     auto* out = static_cast<__nv_bfloat16*>(task.result);
-    each_sum<kColumns>(sums, task, m, corner, [&](int k, int, int row, int output) {
-      out[at(row, output)] = __float2bfloat16_rn(sums[k]);
+    each_of(task, corner, j, [&](int e, int row, int output) {
+      out[int64_t{row} * task.out + output] = __float2bfloat16_rn(v[e]);
     });
     return;
   }
+  const float adds[4] = {before.x, before.y, before.z, before.w};
   auto* out = static_cast<float*>(task.result);
-  const bool adds = task.epilogue == SmallEpilogue::kAdd;
-  each_sum<kColumns>(sums, task, m, corner, [&](int k, int, int row, int output) {
-    out[at(row, output)] = adds ? __fadd_rn(extras.before[k], sums[k]) : sums[k];
+  each_of(task, corner, j, [&](int e, int row, int output) {
+    out[int64_t{row} * task.out + output] =
+        task.epilogue == SmallEpilogue::kAdd ? __fadd_rn(adds[e], v[e]) : v[e];
   });
 }
 
@@ -289,6 +347,7 @@ __device__ __forceinline__ void consume(const Task& task, const Ring& ring, cons
   m.groups = kGroups;
   m.sharers = kSharers;
   m.members = task.split * kSharers;
+  m.shift = __ffs(m.members) - 1;
   m.me = block.rank * kSharers + m.index / kGroups;
   const int group = m.index % kGroups;
   const auto rows_at = static_cast<uint32_t>(group * kGroupOutputs) * kBatchPanelBytes;
@@ -312,15 +371,24 @@ __device__ __forceinline__ void consume(const Task& task, const Ring& ring, cons
     const int set = tile % 2;
     char* buffer = memory.sums + (task.buffers == 2 ? set : 0) * static_cast<int>(buffer_bytes);
     uint64_t* arrived = memory.arrived + set * kGroups * kSharers;
-    if (m.members > 1)
-      send_sums<kColumns>(sums, m, shared_address(buffer), shared_address(arrived), t);
-    Extras<kColumns> extras;
-    load_extras<kColumns, kWeight>(extras, sums, task, m, corner);
     if (m.members > 1) {
-      barrier_wait_cluster(arrived + m.index, static_cast<uint32_t>(tile / 2 % 2));
-      add_sums<kColumns>(sums, m, reinterpret_cast<const float4*>(buffer), t);
+      if (task.split > 1 && t == 0) barrier_expect(arrived + m.index, expected_bytes<kColumns>(m));
+      send_sums<kColumns>(sums, m, task, buffer, arrived, t);
     }
-    finish<kColumns, kWeight>(sums, extras, task, m, corner, t);
+    const OutputTerms terms = load_terms<kWeight>(task, corner);
+    float4 next = load_before(task, corner, m.me);
+    if (m.members > 1) barrier_wait_cluster(arrived + m.index, static_cast<uint32_t>(tile / 2 % 2));
+    const auto quads = static_cast<int>(batch_quads(kColumns, static_cast<uint32_t>(m.members)));
+    const float4* others = reinterpret_cast<const float4*>(buffer) +
+                           m.index * (m.members - 1) * quads * kGroupThreads + t;
+#pragma unroll 1
+    for (int j = m.me; j < kColumns / 8; j += m.members, others += kGroupThreads) {
+      const float4 before = next;
+      if (j + m.members < kColumns / 8) next = load_before(task, corner, j + m.members);
+      float4 sum = quad_of<kColumns>(sums, j);
+      if (m.members > 1) sum = add_members(sum, m, others, quads * kGroupThreads);
+      finish<kWeight>(sum, before, terms, task, corner, j, t);
+    }
   }
 }
 
@@ -351,6 +419,7 @@ __global__ void __launch_bounds__(kGroups* kSharers* kGroupThreads + 32, 1)
                                        kWeight == WeightType::kFp8);
   ring.stages = task.stages;
   const auto t = static_cast<int>(threadIdx.x);
+  Producer<kColumns, kWeight> producer(task, &weights, &x, ring, stages, block);
   allow_next();
   if (t == kConsumers) {
     tma_prefetch(&weights);
@@ -360,18 +429,18 @@ __global__ void __launch_bounds__(kGroups* kSharers* kGroupThreads + 32, 1)
       barrier_init(&ring.empty[s], kGroups * kGroupThreads / 32);
     }
     for (int i = 0; i < 2 * kWarpgroups; ++i)
-      barrier_init(&memory.arrived[i],
-                   static_cast<uint32_t>(max(members - 1, 1) * kGroupThreads / 32));
+      barrier_init(&memory.arrived[i], sum_arrivals<kSharers>(task));
     barrier_init_fence();
+    producer.start();
   }
   __syncwarp();
-  // Barriers must be there before others of the cluster arrive at them.
+  // Barriers must be there before others of the cluster send what they wait for.
   if (task.split > 1)
-    cluster_sync();
+    cluster_sync_barriers();
   else
     __syncthreads();
   if (t >= kConsumers) {
-    if (t == kConsumers) produce<kColumns, kWeight>(task, &weights, &x, ring, stages, block);
+    if (t == kConsumers) producer.run();
     return;
   }
   wait_for_previous();
@@ -431,6 +500,9 @@ Task raw_task(const SmallLinear& task, const BatchPlan& plan) {
   raw.out = static_cast<int>(task.out);
   raw.rows = static_cast<int>(task.rows);
   raw.unit = static_cast<int>(output_unit(task.epilogue));
+  const auto units = static_cast<int>(task.out / output_unit(task.epilogue));
+  raw.each = units / static_cast<int>(plan.clusters);
+  raw.rest = units % static_cast<int>(plan.clusters);
   const int64_t inputs = task.fp8 != nullptr ? 128 : 64;
   raw.steps = static_cast<int>((task.in + inputs - 1) / inputs);
   raw.split = static_cast<int>(plan.split);
@@ -465,7 +537,8 @@ cudaError_t linear_batch(const SmallLinear& task, const BatchPlan& plan, cudaStr
   const bool fp8 = task.fp8 != nullptr;
   const Kernel kernel = pick(plan, fp8);
   // A warpgroup gives a stage back when it has the next.
-  const bool known = kernel != nullptr && plan.stages > plan.sharers;
+  const bool known =
+      kernel != nullptr && plan.stages > plan.sharers && (plan.split & (plan.split - 1)) == 0;
   if (task.rows > kBatchRows || task.in % (fp8 ? 16 : 8) != 0 || !known)
     return cudaErrorInvalidValue;
   const Bf16* x = task.x;
