@@ -3,6 +3,10 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <initializer_list>
+#include <vector>
+
 // Fixture of every GPU test: device 0, or a visible skip where there is none.
 namespace tandem::cuda {
 
@@ -18,6 +22,14 @@ class CardTest : public ::testing::Test {
     ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
   }
 };
+
+// Problems for a test: all of them, or with TANDEM_TEST_SMALL set a few small ones that reach every
+// form of its kernels just as well. A sanitizer makes each take a hundred times as long.
+template <typename T>
+std::vector<T> problems(std::initializer_list<T> all, std::initializer_list<T> small) {
+  const char* wanted = std::getenv("TANDEM_TEST_SMALL");
+  return wanted != nullptr && *wanted != '\0' ? small : all;
+}
 
 }  // namespace tandem::cuda
 

@@ -183,7 +183,9 @@ class Picker {
 };
 
 TEST_F(SamplingTest, GreedyIsTheCpuSamplersOnEveryVocabulary) {
-  for (const uint32_t vocab : {1u, 7u, 100u, 4096u, 4097u, 9001u, 49152u, 152064u, 262144u}) {
+  for (const uint32_t vocab :
+       problems({1u, 7u, 100u, 4096u, 4097u, 9001u, 49152u, 152064u, 262144u},
+                {1u, 7u, 100u, 4097u, 9001u, 17000u})) {
     open(vocab, 8);
     std::vector<std::vector<float>> rows;
     for (uint64_t s = 0; s < 8; ++s) rows.push_back(normal_logits(vocab, s + vocab, 3));
@@ -211,17 +213,18 @@ TEST_F(SamplingTest, GreedyIsTheCpuSamplersOnEveryVocabulary) {
 
 TEST_F(SamplingTest, DrawsTheCpuSamplersTokens) {
   constexpr uint32_t kVocab = 32003;
-  constexpr size_t kRows = 64;
-  open(kVocab, kRows);
+  const size_t rows = problems({64u}, {20u}).front();
+  open(kVocab, static_cast<uint32_t>(rows));
   std::vector<std::vector<float>> logits;
-  for (size_t i = 0; i < kRows; ++i)
+  for (size_t i = 0; i < rows; ++i)
     logits.push_back(normal_logits(kVocab, i, std::array{0.1F, 1.0F, 2.5F, 8.0F}[i % 4]));
   Picker pick(5);
   size_t draws = 0;
   size_t different = 0;
-  for (int round = 0; round < 160; ++round) {
+  const int rounds = problems({160}, {1}).front();
+  for (int round = 0; round < rounds; ++round) {
     std::vector<Ask> asks;
-    for (size_t i = 0; i < kRows; ++i) {
+    for (size_t i = 0; i < rows; ++i) {
       Ask a{&logits[i], {}, std::vector<TokenId>(pick.next() % 40, 3), 0};
       SamplingParams& p = a.params;
       p.temperature = pick.of({0.1F, 0.7F, 1, 2});
@@ -232,7 +235,7 @@ TEST_F(SamplingTest, DrawsTheCpuSamplersTokens) {
       asks.push_back(a);
     }
     const auto got = run(asks, round == 0);
-    for (size_t i = 0; i < kRows; ++i) {
+    for (size_t i = 0; i < rows; ++i) {
       ++draws;
       const TokenId want = on_cpu(asks[i]).id;
       if (got[i].id == want) continue;
@@ -251,13 +254,13 @@ TEST_F(SamplingTest, DrawsTheCpuSamplersTokens) {
 TEST_F(SamplingTest, FrequenciesFollowTheDistribution) {
   constexpr uint32_t kVocab = 5000;
   constexpr size_t kRows = 500;
-  constexpr int kRounds = 40;
+  const int rounds = problems({40}, {2}).front();
   open(kVocab, kRows);
   std::vector<float> logits(kVocab, -60.0F);
   const std::vector<double> p = {0.3, 0.2, 0.15, 0.1, 0.08, 0.07, 0.05, 0.03, 0.015, 0.005};
   for (size_t i = 0; i < p.size(); ++i) logits[i * 499 + 3] = static_cast<float>(std::log(p[i]));
   std::vector<double> counts(p.size());
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < rounds; ++round) {
     std::vector<Ask> asks;
     for (size_t i = 0; i < kRows; ++i) {
       Ask a{&logits, {}, {}, 0};
@@ -271,7 +274,7 @@ TEST_F(SamplingTest, FrequenciesFollowTheDistribution) {
   }
   double statistic = 0;
   for (size_t i = 0; i < p.size(); ++i) {
-    const double expected = p[i] * kRows * kRounds;
+    const double expected = p[i] * kRows * rounds;
     statistic += (counts[i] - expected) * (counts[i] - expected) / expected;
   }
   EXPECT_LT(statistic, 33.7) << "chi-square, 9 degrees of freedom";
@@ -297,8 +300,8 @@ TEST_F(SamplingTest, TiesMasksAndWideNucleiAreCutAsOnTheCpu) {
   rows.emplace_back(kVocab, kNan);
   rows[6][9] = 0;
   Picker pick(11);
-  for (const int32_t k : {0, 1, 2, 5, 50, 900, 1024, 1025, 5000, 39999}) {
-    for (const float p : {1.0F, 0.0F, 0.3F, 0.9F, 0.9999F}) {
+  for (const int32_t k : problems({0, 1, 2, 5, 50, 900, 1024, 1025, 5000, 39999}, {0, 50, 1025})) {
+    for (const float p : problems({1.0F, 0.0F, 0.3F, 0.9F, 0.9999F}, {1.0F, 0.9F})) {
       std::vector<Ask> asks;
       for (const auto& r : rows) {
         Ask a{&r, {}, {}, 0};
@@ -316,13 +319,15 @@ TEST_F(SamplingTest, TiesMasksAndWideNucleiAreCutAsOnTheCpu) {
 
 TEST_F(SamplingTest, PenaltiesAndBiasesAreTheCpuSamplers) {
   constexpr uint32_t kVocab = 152064;
-  open(kVocab, 32);
+  const size_t rows = problems({32u}, {9u}).front();
+  const int rounds = problems({6}, {1}).front();
+  open(kVocab, static_cast<uint32_t>(rows));
   std::vector<std::vector<float>> logits;
-  for (size_t i = 0; i < 32; ++i) logits.push_back(normal_logits(kVocab, 100 + i, 2));
+  for (size_t i = 0; i < rows; ++i) logits.push_back(normal_logits(kVocab, 100 + i, 2));
   Picker pick(3);
-  for (int round = 0; round < 6; ++round) {
+  for (int round = 0; round < rounds; ++round) {
     std::vector<Ask> asks;
-    for (size_t i = 0; i < 32; ++i) {
+    for (size_t i = 0; i < rows; ++i) {
       Ask a{&logits[i], {}, {}, 0};
       const auto order = [&](TokenId x, TokenId y) {
         return logits[i][static_cast<size_t>(x)] > logits[i][static_cast<size_t>(y)];
@@ -402,7 +407,8 @@ TEST_F(SamplingTest, ReplaysInAGraph) {
   ASSERT_CUDA(cudaStreamEndCapture(stream, &graph));
   ASSERT_CUDA(cudaGraphInstantiate(&exec, graph, 0));
   std::vector<TokenId> history = {1, 2, 3};
-  for (uint64_t seed = 0; seed < 20; ++seed) {
+  const uint64_t seeds = problems({20u}, {3u}).front();
+  for (uint64_t seed = 0; seed < seeds; ++seed) {
     engine::SampleBatch batch(kVocab, kTop, host_rows_, host_biases_);
     Ask a{&logits, {}, history, 1};
     a.params.seed = seed;
