@@ -104,9 +104,10 @@ if [ "$sanitize" -eq 1 ]; then
     # Racecheck does not count what other lanes did before a __syncwarp() towards the mbarrier arrival of one of them.
     # Where warpgroups of one block of linear_batch pass each other sums, that is how they do it: tests that reach this
     # are left out. Between blocks the stores themselves arrive, which it follows.
-    # It also reports every stage of linear_small that is filled again, by CUDA 13.0 and 13.5: all lanes of 8 warps
-    # read one (ldmatrix) and arrive, every lane that copies into it waits for all of them, and then issues a bulk copy.
-    # Tests in which a block has more chunks than stages are left out.
+    # It also reports every stage of linear_small that is filled again, by CUDA 13.0 and 13.5, and with one arrival a
+    # warp as with one a lane: all lanes of 8 warps read one (ldmatrix) and arrive; every lane that copies into it has
+    # waited for that phase, by its own parity, before it issues a bulk copy, and no phase ends without all warps that
+    # copy. Tests in which a block has more chunks than stages are left out.
     left=LinearFp8Test.SumsKeepTheBitsOfFloat32:*.AgreesWithDoublePrecisionAtAnyNumberOfRows:MoeTest.AgreesWithDoublePrecision
     for test in AgreesWithDoublePrecision ARowDoesNotDependOnItsCompany PlansAgree Float8WeightsAgreeWithDoublePrecision; do
       left="$left:LinearBatchTest.$test"
