@@ -51,7 +51,7 @@ struct Nccl {
   static std::unique_ptr<Fabric> make() {
     (void)arena();
     auto fabric = create_nccl_fabric({.copier = DeviceCopier::Options::within(0),
-                                      .message_bytes = 1u << 20,
+                                      .frame_bytes = 1u << 20,
                                       .slot_bytes = 3u << 20});
     EXPECT_TRUE(fabric) << fabric.error().to_string();
     return std::move(*fabric);

@@ -84,18 +84,26 @@ size_t number_after(const std::string& words, char letter, size_t otherwise) {
   return at == std::string::npos ? otherwise : std::stoull(words.substr(at + 1));
 }
 
-Result<std::unique_ptr<Fabric>> make_ucx_fabric(const std::string& extra,
-                                                const DeviceCopier::Options& copier) {
+Result<std::unique_ptr<Fabric>> make_ucx_fabric(const std::string& extra, const DirectWays& ways,
+                                                DeviceCopier::Options copier) {
   UcxFabricOptions ucx{
-      .tls = "cuda_copy,cuda_ipc,posix,tcp,self", .copiers = {}, .memory = nullptr};
+      .tls = "cuda_copy,cuda_ipc,posix,tcp,self", .ways = ways, .copiers = {}, .memory = nullptr};
   ucx.on_thread = [device = copier.device]() -> Status {
     TANDEM_CUDA_TRY(cudaSetDevice(device));
     return {};
   };
-  ucx.message_bytes = number_after(extra, 'm', ucx.message_bytes >> 20) << 20;
+  ucx.frame_bytes = number_after(extra, 'm', ucx.frame_bytes >> 20) << 20;
+  ucx.message_bytes = number_after(extra, 'r', ucx.message_bytes >> 20) << 20;
   ucx.slot_bytes = number_after(extra, 's', ucx.slot_bytes >> 20) << 20;
-  TANDEM_ASSIGN(ucx.copiers, DeviceCopier::create_pair(copier));
-  TANDEM_ASSIGN(cuda::DeviceBuffer buffer, cuda::DeviceBuffer::create(2 * ucx.slot_bytes));
+  copier.blocks = static_cast<uint32_t>(number_after(extra, 'k', copier.blocks));
+  if (ways.sends) {
+    TANDEM_ASSIGN(ucx.copiers.sender, DeviceCopier::create(copier));
+  }
+  if (ways.receives) {
+    TANDEM_ASSIGN(ucx.copiers.receiver, DeviceCopier::create(copier));
+  }
+  const size_t slots = (ways.sends ? ucx.slot_bytes : 0) + (ways.receives ? ucx.slot_bytes : 0);
+  TANDEM_ASSIGN(cuda::DeviceBuffer buffer, cuda::DeviceBuffer::create(slots));
   const auto memory = std::make_shared<cuda::DeviceBuffer>(std::move(buffer));
   ucx.memory = std::shared_ptr<std::byte>(memory, memory->data());
   return create_ucx_fabric(std::move(ucx));
@@ -104,26 +112,31 @@ Result<std::unique_ptr<Fabric>> make_ucx_fabric(const std::string& extra,
 // "ipc:BLOCKS[xLANES][cENGINES][eMIB][bMIB][pPERCENT][fMIB][aBATCHES]": multiprocessors, streams of
 // kernels and of copies, runs of so many MiB by the copy engine, MiB of a batch, what of it goes
 // beside the engine, MiB of a frame, batches under way;
-// "nccl[:xLANES][cCTAS][gMESSAGES][bMIB][mMIB][sMIB]": communicators, their multiprocessors,
-// messages and MiB of one launch, MiB of a message and of slots; "ucx[:mMIB][sMIB]" likewise, with
-// a UCX that knows CUDA.
+// "nccl[:xLANES][cCTAS][kBLOCKS][gMESSAGES][bMIB][mMIB][rMIB][sMIB]": communicators, their
+// multiprocessors and those of the copier, messages and MiB of one launch, MiB of a frame, of
+// frames that go as one message, of a first round (f) and of slots;
+// "ucx[:kBLOCKS][mMIB][rMIB][fMIB] [sMIB]" likewise, with a UCX that knows CUDA. Both with a thread
+// for each way, or with "o" in one.
 Result<std::unique_ptr<Fabric>> make_fabric(const std::string& variant, int gpu,
-                                            std::span<std::byte> memory) {
+                                            std::span<std::byte> memory, const DirectWays& ways) {
   DeviceCopier::Options copier{.device = gpu};
   const size_t colon = variant.find(':');
   const std::string extra = colon == std::string::npos ? "" : variant.substr(colon + 1);
   if (variant.starts_with("nccl")) {
-    NcclOptions nccl{.copier = DeviceCopier::Options::within(gpu)};
+    NcclOptions nccl{.ways = ways, .copier = DeviceCopier::Options::within(gpu)};
     nccl.most_grouped = static_cast<uint32_t>(number_after(extra, 'g', nccl.most_grouped));
     nccl.lanes = static_cast<uint32_t>(number_after(extra, 'x', nccl.lanes));
     nccl.ctas = static_cast<int>(number_after(extra, 'c', 0));
     nccl.copier.blocks = static_cast<uint32_t>(number_after(extra, 'k', nccl.copier.blocks));
     nccl.group_bytes = number_after(extra, 'b', nccl.group_bytes >> 20) << 20;
     nccl.slot_bytes = number_after(extra, 's', nccl.slot_bytes >> 20) << 20;
-    nccl.message_bytes = number_after(extra, 'm', nccl.message_bytes >> 20) << 20;
+    nccl.frame_bytes = number_after(extra, 'm', nccl.frame_bytes >> 20) << 20;
+    nccl.message_bytes = number_after(extra, 'r', nccl.message_bytes >> 20) << 20;
     return create_nccl_fabric(nccl);
   }
-  if (variant.starts_with("ucx")) return make_ucx_fabric(extra, DeviceCopier::Options::within(gpu));
+  if (variant.starts_with("ucx")) {
+    return make_ucx_fabric(extra, ways, DeviceCopier::Options::within(gpu));
+  }
   IpcOptions ipc{.copier = copier, .memory = {memory}};
   if (!extra.empty()) {
     ipc.copier.blocks = static_cast<uint32_t>(std::stoul(extra));
@@ -147,20 +160,31 @@ struct Side {
     must(cudaMemset(data, static_cast<int>(self.value), bytes), "cudaMemset");
     must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     memory = {static_cast<std::byte*>(data), bytes};
-    auto fabric = make_fabric(variant, gpu, memory);
-    if (!fabric) {
-      std::fprintf(stderr, "%s\n", fabric.error().to_string().c_str());
-      std::_Exit(1);
-    }
-    auto opened = create_direct_transport(
-        std::move(*fabric),
-        {.self = self, .clock = clock, .events = events, .limits = {.max_queued_frames = 1u << 20}},
-        [](const std::string& w) { std::cerr << w << "\n"; });
+    auto opened = open(variant, gpu,
+                       {.self = self,
+                        .clock = clock,
+                        .events = events,
+                        .limits = {.max_queued_frames = 1u << 20}});
     if (!opened) {
       std::fprintf(stderr, "%s\n", opened.error().to_string().c_str());
       std::_Exit(1);
     }
     transport = std::move(*opened);
+  }
+  Result<std::unique_ptr<Transport>> open(const std::string& variant, int gpu,
+                                          const TransportDeps& deps) {
+    const auto warn = [](const std::string& w) { std::cerr << w << "\n"; };
+    if (variant.starts_with("ipc") || variant.find('o') != std::string::npos) {
+      TANDEM_ASSIGN(auto fabric, make_fabric(variant, gpu, memory, {}));
+      TANDEM_ASSIGN(std::unique_ptr<Transport> one,
+                    create_direct_transport(std::move(fabric), deps, warn));
+      return one;
+    }
+    TANDEM_ASSIGN(auto sends,
+                  make_fabric(variant, gpu, memory, {.sends = true, .receives = false}));
+    TANDEM_ASSIGN(auto receives,
+                  make_fabric(variant, gpu, memory, {.sends = false, .receives = true}));
+    return create_two_way_transport(std::move(sends), std::move(receives), deps, warn);
   }
   // Where page i of a transfer lies.
   std::byte* page(size_t i, bool scattered, uint64_t seed) {
@@ -495,6 +519,14 @@ void report_variant(Pair& pair, const std::string& variant, const std::vector<si
   std::fflush(stdout);
 }
 
+double free_mib(int gpu) {
+  size_t free = 0;
+  size_t total = 0;
+  must(cudaSetDevice(gpu), "cudaSetDevice");
+  must(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  return static_cast<double>(free) / (1 << 20);
+}
+
 int run(const char* self, const Options& options) {
   const size_t most = std::max<size_t>(options.largest, 256) << 20;
   std::vector<size_t> sizes;
@@ -512,10 +544,13 @@ int run(const char* self, const Options& options) {
   std::printf("\n");
   if (options.kernel) report_kernel(options.from, options.to);
   for (const std::string& variant : options.variants) {
+    const double before[] = {free_mib(options.from), free_mib(options.to)};
     Pair pair(self, variant, options.from, options.to, most, options.one_process);
     report_variant(pair, variant, sizes, most, false, options.both);
     if (options.scattered) report_variant(pair, variant, sizes, most, true, options.both);
-    std::printf("  %s\n", pair.side.transport->detail().c_str());
+    std::printf("  %s; the cards have %.0f and %.0f MiB less\n",
+                pair.side.transport->detail().c_str(), before[0] - free_mib(options.from),
+                before[1] - free_mib(options.to));
   }
   return 0;
 }

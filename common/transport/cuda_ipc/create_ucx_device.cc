@@ -5,6 +5,24 @@
 #include "common/transport/ucx/ucx_fabric.h"
 
 namespace tandem::transport {
+namespace {
+
+Result<std::unique_ptr<Fabric>> create_fabric(int device, const std::string& tls,
+                                              const DirectWays& ways) {
+  UcxFabricOptions ucx{.tls = tls, .ways = ways, .copiers = {}, .memory = nullptr};
+  ucx.on_thread = [device]() -> Status {
+    TANDEM_CUDA_TRY(cudaSetDevice(device));
+    return {};
+  };
+  auto& copier = ways.sends ? ucx.copiers.sender : ucx.copiers.receiver;
+  TANDEM_ASSIGN(copier, DeviceCopier::create(DeviceCopier::Options::within(device)));
+  TANDEM_ASSIGN(cuda::DeviceBuffer buffer, cuda::DeviceBuffer::create(ucx.slot_bytes));
+  const auto memory = std::make_shared<cuda::DeviceBuffer>(std::move(buffer));
+  ucx.memory = std::shared_ptr<std::byte>(memory, memory->data());
+  return create_ucx_fabric(std::move(ucx));
+}
+
+}  // namespace
 
 Result<std::unique_ptr<Transport>> create_ucx_device_transport(
     const DeviceTransportOptions& options, const std::string& tls, const TransportDeps& deps) {
@@ -16,18 +34,10 @@ Result<std::unique_ptr<Transport>> create_ucx_device_transport(
   if (!knows) {
     return fail(ErrorCode::kUnsupported, "the UCX in use knows no CUDA memory over '" + tls + "'");
   }
-  UcxFabricOptions ucx{.tls = tls, .copiers = {}, .memory = nullptr};
-  ucx.on_thread = [device = options.device]() -> Status {
-    TANDEM_CUDA_TRY(cudaSetDevice(device));
-    return {};
-  };
-  TANDEM_ASSIGN(ucx.copiers,
-                DeviceCopier::create_pair(DeviceCopier::Options::within(options.device)));
-  TANDEM_ASSIGN(cuda::DeviceBuffer buffer, cuda::DeviceBuffer::create(2 * ucx.slot_bytes));
-  const auto memory = std::make_shared<cuda::DeviceBuffer>(std::move(buffer));
-  ucx.memory = std::shared_ptr<std::byte>(memory, memory->data());
-  TANDEM_ASSIGN(auto fabric, create_ucx_fabric(std::move(ucx)));
-  return create_direct_transport(std::move(fabric), deps, options.on_warning);
+  TANDEM_ASSIGN(auto sends, create_fabric(options.device, tls, {.sends = true, .receives = false}));
+  TANDEM_ASSIGN(auto receives,
+                create_fabric(options.device, tls, {.sends = false, .receives = true}));
+  return create_two_way_transport(std::move(sends), std::move(receives), deps, options.on_warning);
 }
 
 }  // namespace tandem::transport

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <iterator>
 #include <list>
 #include <set>
 #include <unordered_map>
@@ -47,12 +48,13 @@ class DirectTransport final : public ThreadedTransport {
  public:
   DirectTransport(std::unique_ptr<Fabric> fabric, const TransportDeps& deps,
                   std::function<void(const std::string&)> on_warning,
-                  std::shared_ptr<ReceiveSide> side)
+                  std::shared_ptr<ReceiveSide> side, const DirectWays& ways)
       : ThreadedTransport(deps, std::move(side), fabric->frame_bytes()),
         fabric_(std::move(fabric)),
         on_warning_(std::move(on_warning)),
+        ways_(ways),
         core_{deps.self, deps.clock, counters_, receives_, sends_, *fabric_} {
-    receives_.set_barrier([this] { fabric_->copier(false).drain(); });
+    if (ways_.receives) receives_.set_barrier([this] { fabric_->copier(false).drain(); });
   }
   ~DirectTransport() override { stop_thread(); }
   Status start() { return start_thread(); }
@@ -86,11 +88,13 @@ class DirectTransport final : public ThreadedTransport {
   void wait_for_sockets(Duration limit);
   void name_links();
   void sweep(TimePoint now);
+  void drop_self();
   [[nodiscard]] bool busy() const;
   [[nodiscard]] Duration nap(Duration quiet) const;  // after so long without an event
 
   const std::unique_ptr<Fabric> fabric_;
   const std::function<void(const std::string&)> on_warning_;
+  const DirectWays ways_;
   DirectCore core_;
   std::string address_;  // set before start() returns
   uint64_t host_ = 0;
@@ -106,8 +110,9 @@ class DirectTransport final : public ThreadedTransport {
 
 Status DirectTransport::set_up() {
   TANDEM_TRY(fabric_->start());
-  TANDEM_ASSIGN(listener_, Listener::open());
   host_ = socket_reach();
+  if (!ways_.receives) return {};
+  TANDEM_ASSIGN(listener_, Listener::open());
   address_ = encode_direct_address({host_, std::string(fabric_->name()), listener_.name()});
   return {};
 }
@@ -155,7 +160,7 @@ void DirectTransport::loop(const std::stop_token& stop) {
 }
 
 Duration DirectTransport::nap(Duration quiet) const {
-  const bool open = sends_.open_count() + receives_.open_count() > 0;
+  const bool open = sends_.open_count() > 0 || (ways_.receives && receives_.open_count() > 0);
   const bool works = busy();
   if ((works || (open && fabric_->stays_awake())) && quiet < kSpin) return Duration::zero();
   if (works) return kBusyNap;
@@ -163,7 +168,8 @@ Duration DirectTransport::nap(Duration quiet) const {
 }
 
 bool DirectTransport::busy() const {
-  return fabric_->copier(true).busy() || fabric_->copier(false).busy() ||
+  return (ways_.sends && fabric_->copier(true).busy()) ||
+         (ways_.receives && fabric_->copier(false).busy()) ||
          std::ranges::any_of(peers_, [](const auto& p) { return p.second->busy(); }) ||
          std::ranges::any_of(guests_, [](const Inbound& g) { return g.busy(); });
 }
@@ -187,8 +193,8 @@ bool DirectTransport::advance() {
     if (status) status = here->connection().flush();
     if (!status) lose(here, status.error());
   }
-  fabric_->copier(false).flush();
-  fabric_->copier(true).flush();
+  if (ways_.receives) fabric_->copier(false).flush();
+  if (ways_.sends) fabric_->copier(true).flush();
   return any;
 }
 
@@ -310,7 +316,7 @@ void DirectTransport::wait_for_sockets(Duration limit) {
 void DirectTransport::name_links() {
   std::set<std::string> links;
   for (const auto& [address, peer] : peers_) {
-    if (address != address_) links.insert(peer->detail());
+    if (peer->receiver() != core_.self) links.insert(peer->detail());
   }
   for (const Inbound& guest : guests_) {
     if (guest.sender() != core_.self) links.insert(guest.detail());
@@ -323,8 +329,18 @@ void DirectTransport::name_links() {
   set_links(std::move(text));
 }
 
+// A connection to this process served a self-test, and keeps memory of the device.
+void DirectTransport::drop_self() {
+  for (auto it = peers_.begin(); it != peers_.end();) {
+    const bool over = it->second->receiver() == core_.self && it->second->idle() &&
+                      !it->second->busy() && !sends_.uses(it->first);
+    it = over ? peers_.erase(it) : std::next(it);
+  }
+}
+
 void DirectTransport::sweep(TimePoint now) {
   sweep_transfers(now);
+  drop_self();
   for (auto guest = guests_.begin(); guest != guests_.end();) {
     const auto here = guest++;
     if (here->sender() || now - here->since() < kGreetingTime) continue;
@@ -336,9 +352,10 @@ void DirectTransport::sweep(TimePoint now) {
 
 Result<std::unique_ptr<ThreadedTransport>> create_direct_transport(
     std::unique_ptr<Fabric> fabric, const TransportDeps& deps,
-    std::function<void(const std::string&)> on_warning, std::shared_ptr<ReceiveSide> side) {
+    std::function<void(const std::string&)> on_warning, std::shared_ptr<ReceiveSide> side,
+    const DirectWays& ways) {
   auto transport = std::make_unique<DirectTransport>(std::move(fabric), deps, std::move(on_warning),
-                                                     std::move(side));
+                                                     std::move(side), ways);
   TANDEM_TRY(transport->start());
   return transport;
 }

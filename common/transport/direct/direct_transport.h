@@ -15,11 +15,21 @@ namespace tandem::transport {
 // receiver's copier is the only writer of the receiver's pages. Starts one thread, which owns the
 // sockets and the fabric; it sleeps when nothing is under way.
 //
+// `ways`: a transport that does not receive has no address(); neither may ask for the other's
+// copier.
+//
 // `on_warning` is told on that thread what an operator should know. `side` is shared with other
 // transports into the same pages; null: its own.
 [[nodiscard]] Result<std::unique_ptr<ThreadedTransport>> create_direct_transport(
     std::unique_ptr<Fabric> fabric, const TransportDeps& deps,
     std::function<void(const std::string&)> on_warning = {},
-    std::shared_ptr<ReceiveSide> side = nullptr);
+    std::shared_ptr<ReceiveSide> side = nullptr, const DirectWays& ways = {});
+
+// The same with a thread for what is sent and one for what is received, so that a process that does
+// both moves as much each way as one that does one: a thread can gather, offer and launch some
+// 400 GB/s. `sends` and `receives` are fabrics of one kind for one way each.
+[[nodiscard]] Result<std::unique_ptr<Transport>> create_two_way_transport(
+    std::unique_ptr<Fabric> sends, std::unique_ptr<Fabric> receives, const TransportDeps& deps,
+    const std::function<void(const std::string&)>& on_warning = {});
 
 }  // namespace tandem::transport

@@ -44,6 +44,11 @@ class Link {
   [[nodiscard]] virtual Fd memory() { return {}; }
   // The receiver's go for this slot: the bytes may be sent, or were read (gives_back()).
   [[nodiscard]] virtual Status launch(uint64_t slot) = 0;
+  // The same for the last of `count` slots that were offered one after the other.
+  [[nodiscard]] virtual Status launch_run(uint64_t last, uint32_t count) {
+    if (count == 1) return launch(last);
+    return fail(ErrorCode::kCorruptData, "a go for several slots");
+  }
   // A staged slot that will not be offered.
   virtual void abandon(uint64_t slot) = 0;
 
@@ -60,12 +65,24 @@ class Link {
   [[nodiscard]] virtual Result<bool> grant(uint64_t arrival, std::span<Piece> pieces) = 0;
   // Whether a sender waits for a go, to be sent after grant(); its slot is the arrival's id.
   [[nodiscard]] virtual bool needs_go() const = 0;
+  // After grant(): how many slots a go for this one permits, which is the last of them. 0: none is
+  // owed, or a later one permits this one too.
+  [[nodiscard]] virtual uint32_t goes(uint64_t arrival) const {
+    (void)arrival;
+    return needs_go() ? 1 : 0;
+  }
   // Whether the pieces' `from` holds the bytes. In the order of accept().
   [[nodiscard]] virtual Result<bool> arrived(uint64_t arrival) = 0;
   virtual void release(uint64_t arrival) = 0;
   // Whether a sender's slot, which is the arrival's id, is its own again after a go that follows
   // release(). Such a sender learns from messages alone when to ask stage() again.
   [[nodiscard]] virtual bool gives_back() const { return false; }
+};
+
+// What a fabric and its transport are for.
+struct DirectWays {
+  bool sends = true;
+  bool receives = true;
 };
 
 class Fabric {

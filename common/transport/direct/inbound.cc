@@ -144,8 +144,9 @@ Status Inbound::grant_waiting(bool& any) {
     TANDEM_ASSIGN(const bool granted, link_->grant(a.id, a.pieces));
     if (!granted) return {};
     any = true;
-    if (!link_->needs_go()) continue;
-    TANDEM_TRY(connection_.send(encode_message(MessageKind::kGo, encode_go(a.id))));
+    const uint32_t goes = link_->goes(a.id);
+    if (goes == 0) continue;
+    TANDEM_TRY(connection_.send(encode_message(MessageKind::kGo, encode_go({a.id, goes}))));
   }
   return {};
 }
@@ -206,7 +207,7 @@ Status Inbound::finish_copied(bool& any) {
     --granted_;
     link_->release(done.id);
     if (link_->gives_back()) {
-      TANDEM_TRY(connection_.send(encode_message(MessageKind::kGo, encode_go(done.id))));
+      TANDEM_TRY(connection_.send(encode_message(MessageKind::kGo, encode_go({done.id}))));
     }
     if (!done.wanted) continue;
     if (outcome) {

@@ -86,9 +86,9 @@ Status Outbound::on_message(const MessageView& message) {
       return fail(std::move(reason));
     }
     case MessageKind::kGo: {
-      TANDEM_ASSIGN(const uint64_t slot, parse_go(message.body));
+      TANDEM_ASSIGN(const Go go, parse_go(message.body));
       if (link_ == nullptr) return fail(ErrorCode::kCorruptData, "a go before the peer's hello");
-      return link_->launch(slot);
+      return link_->launch_run(go.last, go.count);
     }
     case MessageKind::kMemory:
       return fail(ErrorCode::kCorruptData, "a receiver has no memory to offer");
@@ -112,6 +112,7 @@ Status Outbound::on_hello(std::string_view body) {
                                           ", this process's is " +
                                           std::string(core_.fabric.name()));
   }
+  receiver_ = hello.generation;
   TANDEM_ASSIGN(link_, core_.fabric.open(true, own_hello_, hello.details));
   return {};
 }

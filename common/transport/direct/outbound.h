@@ -36,6 +36,8 @@ class Outbound {
   [[nodiscard]] bool stands() const { return stands_; }  // the link was ready once
   [[nodiscard]] bool idle() const { return pending_.empty() && staging_.empty(); }
   [[nodiscard]] size_t pending() const { return pending_.size(); }
+  // Who answered; empty before its hello.
+  [[nodiscard]] std::optional<Generation> receiver() const { return receiver_; }
   // Empty until the link stands.
   [[nodiscard]] std::string detail() const { return link_ ? link_->detail() : std::string(); }
   uint64_t last_used = 0;
@@ -59,6 +61,7 @@ class Outbound {
   DirectCore& core_;
   Connection connection_;
   std::string own_hello_;
+  std::optional<Generation> receiver_;
   std::unique_ptr<Link> link_;
   std::deque<KvPost> pending_;
   std::deque<Staging> staging_;

@@ -8,9 +8,9 @@
 namespace tandem::transport {
 namespace {
 
-constexpr size_t kAlign = 512;  // of every slot, when the memory's beginning is aligned so
-
-size_t rounded(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+size_t rounded(size_t bytes) {
+  return (bytes + SlotSpace::kAlign - 1) / SlotSpace::kAlign * SlotSpace::kAlign;
+}
 
 }  // namespace
 
@@ -45,6 +45,15 @@ void SlotSpace::put(std::byte* slot) {
   if (before->first + before->second != here->first) return;
   before->second += here->second;
   free_.erase(here);
+}
+
+std::byte* SlotSpace::split(std::byte* slot, size_t bytes) {
+  const auto taken = taken_.find(place(slot));
+  TANDEM_CHECK(taken != taken_.end() && bytes % kAlign == 0 && bytes < taken->second,
+               "a slot cannot be split there");
+  taken_.emplace(taken->first + bytes, taken->second - bytes);
+  taken->second = bytes;
+  return slot + bytes;
 }
 
 }  // namespace tandem::transport

@@ -123,13 +123,15 @@ Result<Offer> parse_offer(std::span<const std::byte> payload) {
   return offer;
 }
 
-std::string encode_go(uint64_t slot) { return FieldWriter().put(slot).take(); }
+std::string encode_go(const Go& go) { return FieldWriter().put(go.last).put(go.count).take(); }
 
-Result<uint64_t> parse_go(std::string_view body) {
+Result<Go> parse_go(std::string_view body) {
   FieldReader fields(body);
-  const auto slot = fields.get<uint64_t>();
-  if (!fields.complete()) return corrupt("a go is malformed");
-  return slot;
+  Go go;
+  go.last = fields.get<uint64_t>();
+  go.count = fields.get<uint32_t>();
+  if (fields.complete() && go.count > 0) return go;
+  return fail(ErrorCode::kCorruptData, "a go is malformed");
 }
 
 }  // namespace tandem::transport

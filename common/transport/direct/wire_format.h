@@ -29,7 +29,8 @@ struct DirectAddress {
 enum class MessageKind : uint8_t {
   kHello = 1,    // both ways, first
   kFrame = 2,    // a KV frame (common/proto/kv_frame.h); data and tail payloads are offers
-  kGo = 3,       // receiver to sender: u64 slot, whose bytes may be sent (shm: were read)
+  kGo = 3,       // receiver to sender: u64 slot | u32 count: the bytes of so many slots, of which
+                 // this is the last, may be sent as one message (shm: were read)
   kRefused = 4,  // receiver to sender instead of its hello: why not (encode_kv_reason)
   kMemory = 5,   // sender to receiver, before offers of it: a descriptor comes along; no body
 };
@@ -66,8 +67,12 @@ struct Offer {
 [[nodiscard]] std::string encode_offer(const Offer& offer);
 [[nodiscard]] Result<Offer> parse_offer(std::span<const std::byte> payload);
 
-[[nodiscard]] std::string encode_go(uint64_t slot);
-[[nodiscard]] Result<uint64_t> parse_go(std::string_view body);
+struct Go {
+  uint64_t last = 0;
+  uint32_t count = 1;  // slots, at least 1
+};
+[[nodiscard]] std::string encode_go(const Go& go);
+[[nodiscard]] Result<Go> parse_go(std::string_view body);
 
 // Little-endian fields one after another; reading past the end says so once, at the end.
 class FieldWriter {

@@ -10,10 +10,13 @@ Result<std::unique_ptr<Transport>> create_nccl_transport(const DeviceTransportOp
     return fail(ErrorCode::kConfig, "nccl moves pages of a GPU, and this node's are on the host",
                 "transport.kind");
   }
-  TANDEM_ASSIGN(auto fabric,
-                create_nccl_fabric({.copier = DeviceCopier::Options::within(options.device),
-                                    .library_folders = options.libraries}));
-  return create_direct_transport(std::move(fabric), deps, options.on_warning);
+  NcclOptions nccl{.copier = DeviceCopier::Options::within(options.device),
+                   .library_folders = options.libraries};
+  nccl.ways = {.sends = true, .receives = false};
+  TANDEM_ASSIGN(auto sends, create_nccl_fabric(nccl));
+  nccl.ways = {.sends = false, .receives = true};
+  TANDEM_ASSIGN(auto receives, create_nccl_fabric(nccl));
+  return create_two_way_transport(std::move(sends), std::move(receives), deps, options.on_warning);
 }
 
 }  // namespace tandem::transport

@@ -70,7 +70,7 @@ class NcclFabric final : public Fabric {
   std::string_view name() const override { return "nccl"; }
   std::string version() const override { return api_->version(); }
   PageCopier& copier(bool sender) override { return copiers_.of(sender); }
-  size_t frame_bytes() const override { return options_.message_bytes; }
+  size_t frame_bytes() const override { return options_.frame_bytes; }
   bool stays_awake() const override { return true; }
   Status start() override {
     TANDEM_CUDA_TRY(cudaSetDevice(options_.copier.device));
@@ -112,11 +112,17 @@ Status NcclFabric::set_up() {
   cudaDeviceProp properties{};
   TANDEM_CUDA_TRY(cudaGetDeviceProperties(&properties, options_.copier.device));
   self_.uuid.assign(properties.uuid.bytes, sizeof(properties.uuid.bytes));
-  const size_t bytes = options_.slot_bytes;
-  TANDEM_ASSIGN(memory_, cuda::DeviceBuffer::create(2 * bytes));
-  send_slots_ = SlotSpace(memory_.data(), bytes);
-  receive_slots_ = SlotSpace(memory_.data() + bytes, bytes);
-  TANDEM_ASSIGN(copiers_, DeviceCopier::create_pair(options_.copier));
+  const size_t sends = options_.ways.sends ? options_.slot_bytes : 0;
+  const size_t receives = options_.ways.receives ? options_.slot_bytes : 0;
+  TANDEM_ASSIGN(memory_, cuda::DeviceBuffer::create(sends + receives));
+  send_slots_ = SlotSpace(memory_.data(), sends);
+  receive_slots_ = SlotSpace(memory_.data() + sends, receives);
+  if (sends > 0) {
+    TANDEM_ASSIGN(copiers_.sender, DeviceCopier::create(options_.copier));
+  }
+  if (receives > 0) {
+    TANDEM_ASSIGN(copiers_.receiver, DeviceCopier::create(options_.copier));
+  }
   return {};
 }
 
@@ -135,14 +141,13 @@ Result<std::unique_ptr<Link>> NcclFabric::open(bool sender, const std::string& o
   }
   const std::vector<ncclUniqueId>& ids = sender ? mine.ids : peer.ids;
   if (ids.empty()) return fail(ErrorCode::kCorruptData, "nccl: a sender offers no communicator");
-  const NcclShared shared{.api = *api_,
-                          .builder = *builder_,
-                          .send_slots = send_slots_,
-                          .receive_slots = receive_slots_,
-                          .device = options_.copier.device,
-                          .message_bytes = options_.message_bytes,
-                          .ctas = options_.ctas,
-                          .group = {options_.most_grouped, options_.group_bytes}};
+  const NcclShared shared{
+      .api = *api_,
+      .builder = *builder_,
+      .slots = {name(), send_slots_, receive_slots_, options_.frame_bytes, options_.message_bytes},
+      .device = options_.copier.device,
+      .ctas = options_.ctas,
+      .group = {options_.most_grouped, options_.group_bytes}};
   return NcclLink::create(shared, sender, ids, self ? self_pair(ids.front()) : nullptr);
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/transport/cuda_ipc/device_copier.h"
+#include "common/transport/device_transports.h"
 #include "common/transport/direct/fabric.h"
 
 namespace tandem::transport {
@@ -16,15 +17,18 @@ namespace tandem::transport {
 // come. A communicator is aborted when its connection breaks and when an operation takes longer
 // than kOperationTime: a device that waits for a dead or frozen peer computes nothing.
 struct NcclOptions {
+  DirectWays ways = {};
   DeviceCopier::Options copier;
   std::vector<std::string> library_folders = {};
-  size_t message_bytes = 16u << 20;  // frames aim at this much
-  size_t slot_bytes = 240u << 20;    // for messages to send, and as much for those to receive
+  size_t frame_bytes = 16u << 20;    // what frames aim at
+  size_t message_bytes = 16u << 20;  // of several frames together, at most
+  // For messages to send, and as much for those to receive.
+  size_t slot_bytes = kNcclMemory.messages / 2;
   // Communicators of one connection, which take turns.
   uint32_t lanes = 2;
   // Messages of one launch and their bytes, at most; a launch costs some 10 us.
   uint32_t most_grouped = 16;
-  size_t group_bytes = 64u << 20;
+  size_t group_bytes = 32u << 20;
   // Multiprocessors that one lane may use; 0: as many as NCCL likes.
   int ctas = 0;
   // NCCL joins no two processes on one GPU unless NCCL_HOSTID makes it take them for two hosts.

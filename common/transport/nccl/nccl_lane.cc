@@ -51,7 +51,7 @@ Status NcclLane::advance(std::vector<uint64_t>& ended) {
       TANDEM_TRY(check_communicator());
       break;
     }
-    ended.insert(ended.end(), group.slots.begin(), group.slots.end());
+    ended.insert(ended.end(), group.messages.begin(), group.messages.end());
     spare_events_.push_back(std::move(group.done));
     flying_.pop_front();
     progress_at_ = now;
@@ -100,12 +100,12 @@ Status NcclLane::launch() {
   TANDEM_TRY(api_.status(api_.ncclGroupStart(), "ncclGroupStart", built_.comm()));
   Status enqueued;
   size_t bytes = 0;
-  while (enqueued && !waiting_.empty() && group.slots.size() < limits_.messages &&
+  while (enqueued && !waiting_.empty() && group.messages.size() < limits_.messages &&
          (bytes == 0 || bytes + waiting_.front().bytes <= limits_.bytes)) {
     const Message message = waiting_.front();
     waiting_.pop_front();
     bytes += message.bytes;
-    group.slots.push_back(message.slot);
+    group.messages.push_back(message.id);
     enqueued = enqueue(message);
   }
   // A group that was begun is ended in any case.

@@ -23,7 +23,7 @@ class NcclLane {
     size_t bytes = 0;     // likewise; one message may be larger
   };
   struct Message {
-    uint64_t slot = 0;
+    uint64_t id = 0;
     std::byte* data = nullptr;
     size_t bytes = 0;
     std::byte* self_receive = nullptr;  // sent to ourselves: where it arrives
@@ -38,12 +38,12 @@ class NcclLane {
   [[nodiscard]] bool ready() const { return bool{built_.owner}; }
   [[nodiscard]] bool busy() const { return !ready() || !waiting_.empty() || !flying_.empty(); }
   void post(const Message& message) { waiting_.push_back(message); }
-  // Hands over what can go and appends the slots whose messages have ended.
+  // Hands over what can go and appends the ids of messages that have ended.
   [[nodiscard]] Status advance(std::vector<uint64_t>& ended);
 
  private:
   struct Group {
-    std::vector<uint64_t> slots;
+    std::vector<uint64_t> messages;
     cuda::Event done;
   };
   [[nodiscard]] Status await_communicator();

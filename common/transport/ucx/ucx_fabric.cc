@@ -9,7 +9,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/unique_handle.h"
-#include "common/transport/direct/slot_space.h"
+#include "common/transport/direct/slot_link.h"
 #include "common/transport/direct/wire_format.h"
 #include "common/transport/ucx/address.h"
 #include "common/transport/ucx/ucp_handles.h"
@@ -76,73 +76,67 @@ class Request {
 struct Shared {
   ucp_worker_h worker = nullptr;
   ucs_memory_type_t memory = UCS_MEMORY_TYPE_HOST;
-  size_t message_bytes = 0;  // of one message, at most
-  SlotSpace& sends;
-  SlotSpace& receives;
 };
 
-class UcxLink final : public Link {
+class UcxLink final : public SlotLink {
  public:
-  UcxLink(const Shared& shared, bool sender, uint32_t pair)
-      : shared_(shared), sender_(sender), pair_(pair), progress_at_(clock_.now()) {}
+  UcxLink(const Shared& shared, const Slots& slots, bool sender, uint32_t pair)
+      : SlotLink(slots, sender), shared_(shared), pair_(pair), progress_at_(clock_.now()) {}
   ~UcxLink() override;
   Status connect(const std::string& worker);
   void greet();
 
-  std::string detail() const override { return detail_; }
+  std::string detail() const override { return "device memory"; }
   Result<bool> ready() override {
     TANDEM_TRY(pump());
     return greeted_;
   }
   bool busy() const override { return !greeted_ || !flying_.empty(); }
-  Result<std::optional<Staged>> stage(std::span<Piece> pieces) override;
-  Status launch(uint64_t slot) override;
-  void abandon(uint64_t slot) override;
-  Result<uint64_t> accept(std::string_view note, std::span<Piece> pieces) override;
-  Result<bool> grant(uint64_t arrival, std::span<Piece> pieces) override;
-  bool needs_go() const override { return true; }
-  Result<bool> arrived(uint64_t arrival) override;
-  void release(uint64_t arrival) override;
 
  private:
-  static constexpr uint32_t kGreeting = 0;
-  struct Message {
-    std::byte* data = nullptr;
-    size_t bytes = 0;
-    bool here = false;  // receiver: the bytes are in the slot
-  };
-  [[nodiscard]] ucp_tag_t tag(uint64_t slot) const { return uint64_t{pair_} << 32 | slot; }
-  Request send(const void* data, size_t bytes, uint64_t slot, ucs_memory_type_t memory) const;
-  Request receive(void* data, size_t bytes, uint64_t slot, ucs_memory_type_t memory) const;
+  static constexpr uint64_t kGreeting = 0;  // no message has this id
+  [[nodiscard]] ucp_tag_t tag(uint64_t id) const { return uint64_t{pair_} << 32 | id; }
+  Status send(const Message& message) override {
+    return start(message, send(message.data, message.bytes, message.id, shared_.memory));
+  }
+  Status receive(const Message& message) override {
+    return start(message, receive(message.data, message.bytes, message.id, shared_.memory));
+  }
+  Status start(const Message& message, Request request);
+  Request send(const void* data, size_t bytes, uint64_t id, ucs_memory_type_t memory) const;
+  Request receive(void* data, size_t bytes, uint64_t id, ucs_memory_type_t memory) const;
   Status pump();
 
   const Shared shared_;
-  const bool sender_;
   const uint32_t pair_;  // names this connection in tags
   SteadyClock clock_;
   TimePoint progress_at_;
   ucp_ep_h endpoint_ = nullptr;
-  std::string detail_ = "device memory";
   uint64_t greeting_ = 0;
   bool greeted_ = false;
-  std::map<uint64_t, Request> flying_;    // by slot
-  std::map<uint64_t, Message> messages_;  // staged or accepted
-  uint64_t last_slot_ = kGreeting;
+  std::map<uint64_t, Request> flying_;  // by message
 };
 
-Request UcxLink::send(const void* data, size_t bytes, uint64_t slot,
-                      ucs_memory_type_t memory) const {
-  ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_MEMORY_TYPE;
-  param.memory_type = memory;
-  return Request(ucp_tag_send_nbx(endpoint_, data, bytes, tag(slot), &param));
+Status UcxLink::start(const Message& message, Request request) {
+  if (message.id > UINT32_MAX) {
+    return fail(ErrorCode::kTransport, "ucx: a connection's numbers are used up");
+  }
+  flying_[message.id] = request;
+  return {};
 }
 
-Request UcxLink::receive(void* data, size_t bytes, uint64_t slot, ucs_memory_type_t memory) const {
+Request UcxLink::send(const void* data, size_t bytes, uint64_t id, ucs_memory_type_t memory) const {
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_MEMORY_TYPE;
   param.memory_type = memory;
-  return Request(ucp_tag_recv_nbx(shared_.worker, data, bytes, tag(slot), ~ucp_tag_t{0}, &param));
+  return Request(ucp_tag_send_nbx(endpoint_, data, bytes, tag(id), &param));
+}
+
+Request UcxLink::receive(void* data, size_t bytes, uint64_t id, ucs_memory_type_t memory) const {
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.memory_type = memory;
+  return Request(ucp_tag_recv_nbx(shared_.worker, data, bytes, tag(id), ~ucp_tag_t{0}, &param));
 }
 
 Status UcxLink::connect(const std::string& worker) {
@@ -158,8 +152,8 @@ Status UcxLink::connect(const std::string& worker) {
 // The first message, of host memory: connects the workers before pages depend on it.
 void UcxLink::greet() {
   flying_[kGreeting] =
-      sender_ ? send(&greeting_, sizeof(greeting_), kGreeting, UCS_MEMORY_TYPE_HOST)
-              : receive(&greeting_, sizeof(greeting_), kGreeting, UCS_MEMORY_TYPE_HOST);
+      sender() ? send(&greeting_, sizeof(greeting_), kGreeting, UCS_MEMORY_TYPE_HOST)
+               : receive(&greeting_, sizeof(greeting_), kGreeting, UCS_MEMORY_TYPE_HOST);
 }
 
 UcxLink::~UcxLink() {
@@ -170,7 +164,7 @@ UcxLink::~UcxLink() {
     param.flags = UCP_EP_CLOSE_FLAG_FORCE;
     closing = ucp_ep_close_nbx(endpoint_, &param);
   }
-  for (auto& [slot, request] : flying_) request.cancel(shared_.worker);
+  for (auto& [id, request] : flying_) request.cancel(shared_.worker);
   Request close(closing);
   bool closed = false;
   const TimePoint give_up = clock_.now() + kGoodbye;
@@ -181,11 +175,8 @@ UcxLink::~UcxLink() {
       it = it->second.done().value_or(true) ? flying_.erase(it) : std::next(it);
     }
   }
-  // What is still flying may yet be written or read: those slots are lost, not reused.
-  for (const auto& [slot, message] : messages_) {
-    if (message.data == nullptr || flying_.contains(slot)) continue;
-    (sender_ ? shared_.sends : shared_.receives).put(message.data);
-  }
+  // What is still flying may yet be written or read.
+  for (const auto& [id, request] : flying_) lose(id);
 }
 
 Status UcxLink::pump() {
@@ -198,15 +189,13 @@ Status UcxLink::pump() {
       ++it;
       continue;
     }
-    const uint64_t slot = it->first;
+    const uint64_t id = it->first;
     it = flying_.erase(it);
     progress_at_ = now;
-    if (slot == kGreeting) {
+    if (id == kGreeting) {
       greeted_ = true;
-    } else if (sender_) {
-      abandon(slot);
     } else {
-      messages_.at(slot).here = true;
+      ended(id);
     }
   }
   if (flying_.empty()) progress_at_ = now;
@@ -217,79 +206,18 @@ Status UcxLink::pump() {
   return {};
 }
 
-Result<std::optional<Link::Staged>> UcxLink::stage(std::span<Piece> pieces) {
-  const size_t bytes = pieces.size() * pieces.front().bytes;
-  if (bytes > shared_.message_bytes) {
-    return fail(ErrorCode::kInvalidArgument, "ucx: a page of " + std::to_string(bytes) +
-                                                 " bytes is larger than a message may be");
-  }
-  std::byte* const data = shared_.sends.take(bytes);
-  if (data == nullptr) return std::nullopt;
-  messages_[++last_slot_] = {.data = data, .bytes = bytes};
-  for (size_t i = 0; i < pieces.size(); ++i) pieces[i].to = data + i * pieces[i].bytes;
-  return Staged{last_slot_, encode_go(last_slot_)};
-}
-
-void UcxLink::abandon(uint64_t slot) {
-  const auto it = messages_.find(slot);
-  if (it == messages_.end()) return;
-  shared_.sends.put(it->second.data);
-  messages_.erase(it);
-}
-
-Status UcxLink::launch(uint64_t slot) {
-  const auto it = messages_.find(slot);
-  if (it == messages_.end() || flying_.contains(slot)) {
-    return fail(ErrorCode::kCorruptData, "ucx: a go for a slot that was not offered");
-  }
-  flying_[slot] = send(it->second.data, it->second.bytes, slot, shared_.memory);
-  return pump();
-}
-
-Result<uint64_t> UcxLink::accept(std::string_view note, std::span<Piece> pieces) {
-  TANDEM_ASSIGN(const uint64_t slot, parse_go(note));
-  const size_t bytes = pieces.size() * pieces.front().bytes;
-  if (slot <= last_slot_ || slot > UINT32_MAX || bytes > shared_.message_bytes) {
-    return fail(ErrorCode::kCorruptData, "ucx: an offer names an impossible slot");
-  }
-  last_slot_ = slot;
-  messages_[slot] = {.data = nullptr, .bytes = bytes};
-  return slot;
-}
-
-Result<bool> UcxLink::grant(uint64_t arrival, std::span<Piece> pieces) {
-  Message& message = messages_.at(arrival);
-  message.data = shared_.receives.take(message.bytes);
-  if (message.data == nullptr) return false;
-  for (size_t i = 0; i < pieces.size(); ++i) pieces[i].from = message.data + i * pieces[i].bytes;
-  flying_[arrival] = receive(message.data, message.bytes, arrival, shared_.memory);
-  TANDEM_TRY(pump());
-  return true;
-}
-
-Result<bool> UcxLink::arrived(uint64_t arrival) {
-  TANDEM_TRY(pump());
-  return messages_.at(arrival).here;
-}
-
-void UcxLink::release(uint64_t arrival) {
-  const auto it = messages_.find(arrival);
-  if (it == messages_.end()) return;
-  if (it->second.data != nullptr) shared_.receives.put(it->second.data);
-  messages_.erase(it);
-}
-
 class UcxFabric final : public Fabric {
  public:
   explicit UcxFabric(UcxFabricOptions options)
       : options_(std::move(options)),
-        sends_(options_.memory.get(), options_.slot_bytes),
-        receives_(options_.memory.get() + options_.slot_bytes, options_.slot_bytes) {}
+        sends_(options_.memory.get(), options_.ways.sends ? options_.slot_bytes : 0),
+        receives_(options_.memory.get() + (options_.ways.sends ? options_.slot_bytes : 0),
+                  options_.ways.receives ? options_.slot_bytes : 0) {}
 
   std::string_view name() const override { return "ucx"; }
   std::string version() const override { return UcxWorker::version(); }
   PageCopier& copier(bool sender) override { return options_.copiers.of(sender); }
-  size_t frame_bytes() const override { return options_.message_bytes; }
+  size_t frame_bytes() const override { return options_.frame_bytes; }
   bool stays_awake() const override { return true; }
   Status start() override;
   Result<std::string> hello(bool sender) override;
@@ -361,9 +289,10 @@ Result<std::unique_ptr<Link>> UcxFabric::open(bool sender, const std::string& ow
     return fail(ErrorCode::kMismatch, "ucx: UCX " + mine.version + " here and UCX " + peer.version +
                                           " at the peer; use one version for device memory");
   }
-  const Shared shared{worker_.get(), options_.cuda ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST,
-                      options_.message_bytes, sends_, receives_};
-  auto link = std::make_unique<UcxLink>(shared, sender, sender ? mine.pair : peer.pair);
+  const Shared shared{worker_.get(), options_.cuda ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST};
+  const SlotLink::Slots slots{name(), sends_, receives_, options_.frame_bytes,
+                              options_.message_bytes};
+  auto link = std::make_unique<UcxLink>(shared, slots, sender, sender ? mine.pair : peer.pair);
   if (sender) TANDEM_TRY(link->connect(peer.worker));
   link->greet();
   return link;

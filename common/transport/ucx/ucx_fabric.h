@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "common/transport/device_transports.h"
 #include "common/transport/direct/fabric.h"
 
 namespace tandem::transport {
@@ -18,16 +19,18 @@ namespace tandem::transport {
 //
 // Processes of one host, since offers and answers go over direct's local socket.
 struct UcxFabricOptions {
-  std::string tls;   // UCX_TLS
+  std::string tls;  // UCX_TLS
+  DirectWays ways = {};
   bool cuda = true;  // what kind of memory the slots are; false for tests without a card
   CopierPair copiers;
   // Called first on the transport's thread: makes the device current there, which UCX asks for.
   std::function<Status()> on_thread = {};
-  // slot_bytes for messages to send, then as much for those to receive. Lives as long as the
-  // fabric.
+  // slot_bytes for messages to send, then as much for those to receive, as the ways want it. Lives
+  // as long as the fabric.
   std::shared_ptr<std::byte> memory;
-  size_t message_bytes = size_t{16} << 20;  // frames aim at this much
-  size_t slot_bytes = size_t{160} << 20;
+  size_t frame_bytes = size_t{16} << 20;    // what frames aim at
+  size_t message_bytes = size_t{16} << 20;  // of several frames together, at most
+  size_t slot_bytes = kUcxDeviceMemory.messages / 2;
 };
 [[nodiscard]] Result<std::unique_ptr<Fabric>> create_ucx_fabric(UcxFabricOptions options);
 

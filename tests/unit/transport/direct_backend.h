@@ -20,8 +20,7 @@ class DirectBackend {
     auto transport = create_direct_transport(
         Make::make(), {.self = self, .clock = clock_, .events = events, .limits = limits});
     EXPECT_TRUE(transport) << transport.error().detail;
-    addresses_[name] = (*transport)->address();
-    return std::move(*transport);
+    return known_as(name, std::move(*transport));
   }
   template <typename Condition>
   bool until(const Condition& done) {
@@ -35,6 +34,14 @@ class DirectBackend {
   // A stranger that speaks the protocol.
   void inject(Node&, const std::string& name, Frame frame) {
     stranger_.send(addresses_.at(name), *Make::make(), frame);
+  }
+
+ protected:
+  [[nodiscard]] const Clock& clock() const { return clock_; }
+  std::unique_ptr<Transport> known_as(const std::string& name,
+                                      std::unique_ptr<Transport> transport) {
+    addresses_[name] = transport->address();
+    return transport;
   }
 
  private:

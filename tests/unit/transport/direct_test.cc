@@ -13,6 +13,19 @@ struct Paired {
 INSTANTIATE_TYPED_TEST_SUITE_P(DirectPull, TransportSuite, DirectBackend<Pull>);
 INSTANTIATE_TYPED_TEST_SUITE_P(DirectPaired, TransportSuite, DirectBackend<Paired>);
 
+class TwoWayBackend : public DirectBackend<Paired> {
+ public:
+  std::unique_ptr<Transport> create(const std::string& name, const Generation self,
+                                    TransportEvents& events, const TransportLimits& limits = {}) {
+    auto transport = create_two_way_transport(
+        Paired::make(), Paired::make(),
+        {.self = self, .clock = clock(), .events = events, .limits = limits});
+    EXPECT_TRUE(transport) << transport.error().detail;
+    return known_as(name, std::move(*transport));
+  }
+};
+INSTANTIATE_TYPED_TEST_SUITE_P(DirectTwoWay, TransportSuite, TwoWayBackend);
+
 TEST(DirectAddress, RoundTripsAndRefusesEverythingElse) {
   const std::string good = encode_direct_address({7, "cuda_ipc", "tandem-kv-1"});
   EXPECT_EQ(parse_direct_address(good)->socket, "tandem-kv-1");
@@ -29,10 +42,12 @@ TEST(DirectAddress, RoundTripsAndRefusesEverythingElse) {
 
 TEST(DirectMessages, AreTakenOneByOneAndNothingElsePasses) {
   const std::string two =
-      encode_message(MessageKind::kGo, encode_go(5)) +
+      encode_message(MessageKind::kGo, encode_go({5, 2})) +
       encode_message(MessageKind::kHello, encode_hello({Generation{3}, "x", "y"}));
   const auto first = parse_message(two).value();
-  EXPECT_EQ(parse_go(first.message.body).value(), 5u);
+  EXPECT_EQ(parse_go(first.message.body)->last, 5u);
+  EXPECT_EQ(parse_go(first.message.body)->count, 2u);
+  EXPECT_FALSE(parse_go(encode_go({5, 0})));
   const auto second = parse_message(std::string_view(two).substr(first.taken)).value();
   EXPECT_EQ(first.taken + second.taken, two.size());
   EXPECT_EQ(parse_hello(second.message.body)->details, "y");
@@ -209,6 +224,19 @@ TEST(DirectTransport, SendsToItself) {
     EXPECT_TRUE(self.events.received(kOnly));
     EXPECT_TRUE(from == into);
     EXPECT_NE(self.transport->detail().find("not connected yet"), std::string::npos);
+    if (mode == HostMode::kPaired) continue;
+    // The connection is dropped, and made anew for the next one.
+    std::this_thread::sleep_for(milliseconds(50));
+    SendSpec again = send_to(self, Generation{1}, 0);
+    again.id = TransferId{2};
+    ReceivePlan plan = receive_from(Generation{1}, into);
+    plan.id = TransferId{2};
+    plan.pages = 0;
+    ASSERT_TRUE(self.transport->open_receive(std::move(plan)));
+    ASSERT_TRUE(self.transport->open_send(again));
+    ASSERT_TRUE(self.transport->post_commit(TransferId{2}, "c"));
+    wait_until(clock, [&] { return self.events.events(TransferId{2}) >= 2; });
+    EXPECT_TRUE(self.events.sent(TransferId{2}));
   }
 }
 

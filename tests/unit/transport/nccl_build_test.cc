@@ -65,10 +65,8 @@ class NcclBuild : public ::testing::Test {
   SlotSpace slots_{memory_.data(), memory_.size()};
   const NcclShared shared_{.api = *api_,
                            .builder = builder_,
-                           .send_slots = slots_,
-                           .receive_slots = slots_,
+                           .slots = {"nccl", slots_, slots_, 1024, 1024},
                            .device = 3,
-                           .message_bytes = 1024,
                            .ctas = 0,
                            .group = {1, 1024}};
 };

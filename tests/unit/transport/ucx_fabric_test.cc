@@ -20,7 +20,7 @@ struct UcxSlots {
                               .copiers = {.sender = std::make_unique<HostCopier>(),
                                           .receiver = std::make_unique<HostCopier>()},
                               .memory = std::move(memory),
-                              .message_bytes = kMessage,
+                              .frame_bytes = kMessage,
                               .slot_bytes = kSlots})
         .value();
   }
