@@ -71,7 +71,7 @@ Status ReceiveTable::open(ReceivePlan plan) {
   }
   Receive receive;
   receive.geometry = geometry_hash(plan.layout);
-  receive.pages.resize(size_t{plan.layout.layers} * plan.pages);
+  receive.pages = PageSet(size_t{plan.layout.layers} * plan.pages);
   receive.tails.resize(plan.tail_rows > 0 ? plan.layout.layers : 0);
   receive.missing = receive.pages.size() + receive.tails.size();
   receive.opened = clock_.now();
@@ -272,8 +272,8 @@ std::optional<ReceiveTable::Outcome> ReceiveTable::refuse(const KvFrameHeader& h
                                                " frame has the wrong length for its pages");
   }
   const size_t first = size_t{header.layer} * receive.plan.pages + header.first_page;
-  bool replayed = !data && receive.tails[header.layer];
-  for (size_t i = 0; data && i < header.pages; ++i) replayed = replayed || receive.pages[first + i];
+  const bool replayed =
+      data ? receive.pages.any(first, header.pages) : bool{receive.tails[header.layer]};
   if (replayed) {
     counters_.rejected_replayed.fetch_add(1, std::memory_order_relaxed);
     return Outcome{};
@@ -308,7 +308,7 @@ void ReceiveTable::mark(Receive& receive, const KvFrameHeader& header) {
     return;
   }
   const size_t first = size_t{header.layer} * receive.plan.pages + header.first_page;
-  for (uint32_t i = 0; i < header.pages; ++i) receive.pages[first + i] = true;
+  receive.pages.add(first, header.pages);
 }
 
 // A wanted frame with a payload that holds. Under the mutex.

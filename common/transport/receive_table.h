@@ -12,6 +12,7 @@
 
 #include "common/transport/counters.h"
 #include "common/transport/frames.h"
+#include "common/transport/page_set.h"
 #include "common/transport/transport.h"
 
 namespace tandem::transport {
@@ -80,7 +81,7 @@ class ReceiveTable {
     ReceivePlan plan;
     size_t in_flight = 0;  // frames begun and not finished
     uint64_t geometry = 0;
-    std::vector<bool> pages;  // [layer * plan.pages + page] received
+    PageSet pages;            // [layer * plan.pages + page] received
     std::vector<bool> tails;  // [layer]
     size_t missing = 0;       // pages and tails
     std::optional<std::string> commit;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/patient_lock.h"
+
 namespace tandem::transport {
 namespace {
 
@@ -34,8 +36,8 @@ Status SendTable::open(const SendSpec& spec) {
   }
   Send send;
   send.spec = spec;
-  send.geometry = geometry_hash(spec.layout);
-  send.pages.resize(size_t{spec.layout.layers} * spec.pages);
+  send.route = std::make_shared<const Route>(route_of(spec));
+  send.pages = PageSet(size_t{spec.layout.layers} * spec.pages);
   send.tails.resize(spec.tail_rows > 0 ? spec.layout.layers : 0);
   send.missing = send.pages.size() + send.tails.size();
   send.opened = clock_.now();
@@ -58,12 +60,12 @@ Result<SendTable::Send*> SendTable::find(TransferId id) {
   return &it->second;
 }
 
-SendTable::Route SendTable::route_of(const Send& send) const {
-  return {.origin = {send.spec.id, self_, send.spec.receiver, send.geometry,
-                     static_cast<uint8_t>(send.spec.layout.format)},
-          .address = send.spec.address,
-          .tail_rows = send.spec.tail_rows,
-          .tail = tail_runs(send.spec.layout, send.spec.tail_rows)};
+SendTable::Route SendTable::route_of(const SendSpec& spec) const {
+  return {.origin = {spec.id, self_, spec.receiver, geometry_hash(spec.layout),
+                     static_cast<uint8_t>(spec.layout.format)},
+          .address = spec.address,
+          .tail_rows = spec.tail_rows,
+          .tail = tail_runs(spec.layout, spec.tail_rows)};
 }
 
 void SendTable::posted(Send& send, size_t pages) {
@@ -75,7 +77,7 @@ void SendTable::posted(Send& send, size_t pages) {
 
 Status SendTable::post_pages(TransferId id, uint32_t layer, uint32_t first_page,
                              std::span<const std::span<const std::byte>> pages) {
-  std::lock_guard lock(mutex_);
+  PatientLock lock(mutex_);
   TANDEM_ASSIGN(Send* const send, find(id));
   const SendSpec& spec = send->spec;
   if (layer >= spec.layout.layers || uint64_t{first_page} + pages.size() > spec.pages) {
@@ -83,14 +85,15 @@ Status SendTable::post_pages(TransferId id, uint32_t layer, uint32_t first_page,
                             " and on lie outside the transfer");
   }
   const size_t at = size_t{layer} * spec.pages + first_page;
+  const size_t page_bytes = spec.layout.page_bytes();  // once: the transport's thread waits
   for (size_t i = 0; i < pages.size(); ++i) {
-    if (pages[i].size() != spec.layout.page_bytes()) {
+    if (pages[i].size() != page_bytes) {
       return bad_post(id, "a page has " + std::to_string(pages[i].size()) + " bytes instead of " +
-                              std::to_string(spec.layout.page_bytes()));
+                              std::to_string(page_bytes));
     }
-    if (send->pages[at + i]) return bad_post(id, "a page was posted twice");
   }
-  for (size_t i = 0; i < pages.size(); ++i) send->pages[at + i] = true;
+  if (send->pages.any(at, pages.size())) return bad_post(id, "a page was posted twice");
+  send->pages.add(at, pages.size());
   posted(*send, pages.size());
   return {};
 }
@@ -123,16 +126,20 @@ Status SendTable::post_commit(TransferId id, size_t commit_bytes) {
   return {};
 }
 
-std::optional<SendTable::Route> SendTable::route(TransferId id) const {
-  std::lock_guard lock(mutex_);
+std::shared_ptr<const SendTable::Route> SendTable::route(TransferId id) const {
+  PatientLock lock(mutex_);
   const auto it = open_.find(id);
-  if (it == open_.end()) return std::nullopt;
-  return route_of(it->second);
+  return it == open_.end() ? nullptr : it->second.route;
+}
+
+bool SendTable::is_open(TransferId id) const {
+  PatientLock lock(mutex_);
+  return open_.contains(id);
 }
 
 void SendTable::count_frame(TransferId id, size_t wire_bytes) {
   counters_.count_sent(wire_bytes);
-  std::lock_guard lock(mutex_);
+  PatientLock lock(mutex_);
   const auto it = open_.find(id);
   if (it == open_.end()) return;
   ++it->second.stats.frames;
@@ -191,7 +198,7 @@ std::optional<SendTable::Route> SendTable::end(TransferId id, Error error) {
     std::lock_guard lock(mutex_);
     const std::optional<Send> send = remove(id);
     if (!send) return std::nullopt;
-    tell = route_of(*send);
+    tell = *send->route;
   }
   events_.on_send_failed(id, std::move(error));
   return tell;
@@ -217,7 +224,7 @@ std::vector<SendTable::Route> SendTable::sweep(TimePoint now) {
   {
     std::lock_guard lock(mutex_);
     for (const auto& [id, send] : open_) {
-      if (send.deadline <= now) expired.push_back(route_of(send));
+      if (send.deadline <= now) expired.push_back(*send.route);
     }
     for (const Route& route : expired) open_.erase(route.origin.transfer);
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -9,6 +10,7 @@
 
 #include "common/transport/counters.h"
 #include "common/transport/frames.h"
+#include "common/transport/page_set.h"
 #include "common/transport/transport.h"
 
 namespace tandem::transport {
@@ -28,14 +30,15 @@ class SendTable {
   [[nodiscard]] Status post_tail(TransferId id, uint32_t layer, std::span<const std::byte> page);
   [[nodiscard]] Status post_commit(TransferId id, size_t commit_bytes);
 
-  // Where a transfer's frames go and what their headers hold; empty once it has ended.
+  // Where a transfer's frames go and what their headers hold; none once it has ended.
   struct Route {
     FrameOrigin origin;
     std::string address;
     uint32_t tail_rows = 0;
     TailRuns tail;
   };
-  [[nodiscard]] std::optional<Route> route(TransferId id) const;
+  [[nodiscard]] std::shared_ptr<const Route> route(TransferId id) const;
+  [[nodiscard]] bool is_open(TransferId id) const;
   void count_frame(TransferId id, size_t wire_bytes);
 
   // An ack or reject from the receiver.
@@ -56,8 +59,8 @@ class SendTable {
  private:
   struct Send {
     SendSpec spec;
-    uint64_t geometry = 0;
-    std::vector<bool> pages;  // [layer * spec.pages + page] posted
+    std::shared_ptr<const Route> route;
+    PageSet pages;  // [layer * spec.pages + page] posted
     std::vector<bool> tails;
     size_t missing = 0;
     bool committed = false;
@@ -67,7 +70,7 @@ class SendTable {
     SendStats stats;
   };
   Result<Send*> find(TransferId id);
-  [[nodiscard]] Route route_of(const Send& send) const;
+  [[nodiscard]] Route route_of(const SendSpec& spec) const;
   void posted(Send& send, size_t pages);
   std::optional<Send> remove(TransferId id);
 

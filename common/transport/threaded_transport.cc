@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "common/base/patient_lock.h"
+
 namespace tandem::transport {
 
 using proto::KvFrameKind;
@@ -101,7 +103,7 @@ void ThreadedTransport::cancel_send(TransferId id, std::string reason) {
 void ThreadedTransport::push(Command command) {
   bool first = false;
   {
-    std::lock_guard lock(mutex_);
+    PatientLock lock(mutex_);
     first = inbox_.empty();
     inbox_.push_back(std::move(command));
   }
@@ -118,7 +120,7 @@ Status ThreadedTransport::post(KvPost work) {
   bool taken = false;
   bool first = false;
   {
-    std::lock_guard lock(mutex_);
+    PatientLock lock(mutex_);
     taken = queued_posts_ < limits_.max_queued_frames;
     if (taken) {
       ++queued_posts_;
@@ -136,7 +138,7 @@ Status ThreadedTransport::post(KvPost work) {
 bool ThreadedTransport::drain_inbox() {
   std::deque<Command> work;
   {
-    std::lock_guard lock(mutex_);
+    PatientLock lock(mutex_);
     work.swap(inbox_);
   }
   for (Command& command : work) {
@@ -186,7 +188,7 @@ void ThreadedTransport::sweep_transfers(TimePoint now) {
 
 void ThreadedTransport::forget_posts(size_t count) {
   if (count == 0) return;
-  std::lock_guard lock(mutex_);
+  PatientLock lock(mutex_);
   queued_posts_ -= count;
 }
 

@@ -26,10 +26,11 @@ namespace tandem::transport {
 //   on_send_failed
 //             cancel_send(id)     tells the receiver, then on_send_failed(kCancelled)
 //
-// Both sides may be called from any thread; calls return at once. Events arrive on the transport's
-// own thread: handlers post to their owner and return; they may call back into the transport. Every
-// transfer that was opened ends in exactly one event, within its deadline. A post that fails ends
-// its transfer: the receiver gets an error frame and on_send_failed follows with the same error.
+// Both sides may be called from any thread; calls return at once. Events arrive on threads of the
+// transport, several at a time: handlers post to their owner and return; they may call back into
+// the transport. Every transfer that was opened ends in exactly one event, within its deadline. A
+// post that fails ends its transfer: the receiver gets an error frame and on_send_failed follows
+// with the same error.
 //
 // A sender's transfer ends well only once the receiver has acknowledged every page and the commit.
 // A receiver that refuses a frame says why, and those words reach on_send_failed.

@@ -137,6 +137,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   (void)parse_direct_address(text);
   (void)parse_hello(text);
   (void)parse_go(text);
+  (void)parse_sums(input);
   if (const auto offer = parse_offer(input)) {
     TANDEM_CHECK(encode_offer(*offer) == text, "an offer that parses is one that was encoded");
   }

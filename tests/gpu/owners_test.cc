@@ -2,11 +2,13 @@
 #include <numeric>
 #include <vector>
 
+#include "common/base/clock.h"
 #include "common/cuda/cublas_lt.h"
 #include "common/cuda/device.h"
 #include "common/cuda/graph.h"
 #include "common/cuda/memory.h"
 #include "common/cuda/stream.h"
+#include "common/cuda/stream_flags.h"
 #include "tests/gpu/card.h"
 
 namespace tandem::cuda {
@@ -63,6 +65,26 @@ TEST_F(Owners, EventsTellTheEndAndMeasure) {
   ASSERT_TRUE(end->synchronize());
   EXPECT_TRUE(end->done().value());
   EXPECT_GT(end->milliseconds_since(*start).value(), 0.0f);
+}
+
+TEST_F(Owners, AFlagShowsOnceItsStreamGotThere) {
+  auto stream = Stream::create();
+  auto buffer = DeviceBuffer::create(64 << 20);
+  auto back = PinnedBuffer::create(64 << 20);
+  auto flags = StreamFlags::create(2);
+  ASSERT_TRUE(stream && buffer && back && flags);
+  ASSERT_TRUE(flags->usable());
+  ASSERT_EQ(cudaMemsetAsync(buffer->data(), 5, buffer->bytes(), stream->get()), cudaSuccess);
+  ASSERT_TRUE(copy_to_host(back->data(), buffer->data(), buffer->bytes(), *stream));
+  ASSERT_TRUE(flags->write(*stream, 1, 77));
+  const SteadyClock clock;
+  const TimePoint give_up = clock.now() + std::chrono::seconds(10);
+  while (flags->read(1) != 77 && clock.now() < give_up) {
+  }
+  ASSERT_EQ(flags->read(1), 77u);
+  EXPECT_TRUE(std::all_of(back->data(), back->data() + back->bytes(),
+                          [](std::byte b) { return b == std::byte{5}; }));
+  EXPECT_EQ(flags->read(0), 0u);
 }
 
 TEST_F(Owners, AGraphRepeatsWhatWasRecordedOnTodaysContents) {

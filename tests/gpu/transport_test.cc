@@ -26,10 +26,10 @@ DeviceArena& arena() {
 }
 
 std::unique_ptr<Fabric> make_fabric(uint32_t lanes, size_t engine_bytes) {
-  auto fabric =
-      create_ipc_fabric({.copier = {.device = 0, .lanes = lanes, .engine_bytes = engine_bytes},
-                         .frame_bytes = 1u << 20,
-                         .memory = {arena().memory()}});
+  auto fabric = create_ipc_fabric(
+      {.copier = {.device = 0, .lanes = lanes, .kernel_bytes = 0, .engine_bytes = engine_bytes},
+       .frame_bytes = 1u << 20,
+       .memory = {arena().memory()}});
   EXPECT_TRUE(fabric) << fabric.error().to_string();
   return std::move(*fabric);
 }
@@ -112,12 +112,15 @@ TEST(PageCopyKernel, CopiesAndChecksAnySizeAndAlignment) {
   }
 }
 
-class DeviceCopierTest : public ::testing::TestWithParam<uint32_t> {};
-INSTANTIATE_TEST_SUITE_P(Lanes, DeviceCopierTest, ::testing::Values(1, 3));
+// Streams of kernels, and whether the end is waited for or looked for.
+class DeviceCopierTest : public ::testing::TestWithParam<std::tuple<uint32_t, bool>> {};
+INSTANTIATE_TEST_SUITE_P(Lanes, DeviceCopierTest,
+                         ::testing::Combine(::testing::Values(1, 3), ::testing::Bool()));
 
 TEST_P(DeviceCopierTest, ManyTicketsKeepTheirChecksumsApart) {
   arena().reset();
-  auto copier = DeviceCopier::create({.device = 0, .lanes = GetParam()}).value();
+  const auto [lanes, drains] = GetParam();
+  auto copier = DeviceCopier::create({.device = 0, .lanes = lanes}).value();
   std::mt19937_64 random(2);
   std::vector<std::byte> host(48u << 20);
   for (size_t i = 0; i < host.size(); i += 8) {
@@ -139,6 +142,9 @@ TEST_P(DeviceCopierTest, ManyTicketsKeepTheirChecksumsApart) {
     if (random() % 3 == 0) copier->flush();
     at += pieces * bytes;
   }
+  const SteadyClock clock;
+  const TimePoint give_up = clock.now() + seconds(20);
+  while (!drains && copier->busy() && clock.now() < give_up) copier->flush();
   copier->drain();
   for (size_t t = 0; t < tickets.size(); ++t) {
     const auto& [ticket, where] = tickets[t];
@@ -165,15 +171,17 @@ Result<std::unique_ptr<Transport>> open_kind(const std::string& kind, int device
                                              const TransportDeps& deps,
                                              std::function<void(const std::string&)> on_warning) {
   page_arena() = &arena();
-  std::unique_ptr<Fabric> fabric;
   if (kind == "nccl") {
-    TANDEM_ASSIGN(fabric, create_nccl_fabric({.copier = DeviceCopier::Options::within(device),
-                                              .allow_one_gpu = true}));
-  } else {
-    TANDEM_ASSIGN(fabric,
-                  create_ipc_fabric({.copier = {.device = device}, .memory = {arena().memory()}}));
+    TANDEM_ASSIGN(auto fabric, create_nccl_fabric({.copier = DeviceCopier::Options::within(device),
+                                                   .allow_one_gpu = true}));
+    return create_direct_transport(std::move(fabric), deps, std::move(on_warning));
   }
-  return create_direct_transport(std::move(fabric), deps, std::move(on_warning));
+  IpcOptions ipc{.copier = {.device = device}, .memory = {arena().memory()}};
+  ipc.ways = {.sends = true, .receives = false};
+  TANDEM_ASSIGN(auto sends, create_ipc_fabric(ipc));
+  ipc.ways = {.sends = false, .receives = true};
+  TANDEM_ASSIGN(auto receives, create_ipc_fabric(std::move(ipc)));
+  return create_two_way_transport(std::move(sends), std::move(receives), deps, on_warning);
 }
 
 class TwoGpuProcesses : public TwoProcessTest {

@@ -78,7 +78,7 @@ class Events final : public TransportEvents {
   std::vector<SendStats> stats_;
 };
 
-// The number that follows a letter in the words of a variant, such as 2 after x in "ipc:24x2".
+// The number that follows a letter in the words of a variant, such as 48 after k in "ipc:24k48".
 size_t number_after(const std::string& words, char letter, size_t otherwise) {
   const size_t at = words.find(letter);
   return at == std::string::npos ? otherwise : std::stoull(words.substr(at + 1));
@@ -109,11 +109,10 @@ Result<std::unique_ptr<Fabric>> make_ucx_fabric(const std::string& extra, const 
   return create_ucx_fabric(std::move(ucx));
 }
 
-// "ipc:BLOCKS[xLANES][cENGINES][eMIB][bMIB][pPERCENT][fMIB][aBATCHES]": multiprocessors, streams of
-// kernels and of copies, runs of so many MiB by the copy engine, MiB of a batch, what of it goes
-// beside the engine, MiB of a frame, batches under way;
-// "nccl[:xLANES][cCTAS][kBLOCKS][gMESSAGES][bMIB][mMIB][rMIB][sMIB]": communicators, their
-// multiprocessors and those of the copier, messages and MiB of one launch, MiB of a frame, of
+// "ipc:BLOCKS[kBLOCKS][sMIB][lMIB][bMIB][fMIB][aBATCHES]": multiprocessors that copy and that
+// check, MiB from which on the engine copies a batch, least and most MiB of one, of a frame,
+// batches ahead; "nccl[:xLANES][cCTAS][kBLOCKS][gMESSAGES][bMIB][mMIB][rMIB][sMIB]": communicators,
+// their multiprocessors and those of the copier, messages and MiB of one launch, MiB of a frame, of
 // frames that go as one message, of a first round (f) and of slots;
 // "ucx[:kBLOCKS][mMIB][rMIB][fMIB] [sMIB]" likewise, with a UCX that knows CUDA. Both with a thread
 // for each way, or with "o" in one.
@@ -140,15 +139,14 @@ Result<std::unique_ptr<Fabric>> make_fabric(const std::string& variant, int gpu,
   IpcOptions ipc{.copier = copier, .memory = {memory}};
   if (!extra.empty()) {
     ipc.copier.blocks = static_cast<uint32_t>(std::stoul(extra));
-    ipc.copier.lanes = static_cast<uint32_t>(number_after(extra, 'x', copier.lanes));
-    ipc.copier.engines = static_cast<uint32_t>(number_after(extra, 'c', copier.engines));
     ipc.copier.ahead = static_cast<uint32_t>(number_after(extra, 'a', copier.ahead));
     ipc.copier.batch_bytes = number_after(extra, 'b', copier.batch_bytes >> 20) << 20;
-    ipc.copier.engine_bytes = number_after(extra, 'e', copier.engine_bytes >> 20) << 20;
-    ipc.copier.percent_beside =
-        static_cast<uint32_t>(number_after(extra, 'p', copier.percent_beside));
+    ipc.copier.check_blocks = static_cast<uint32_t>(number_after(extra, 'k', copier.check_blocks));
+    ipc.copier.least_batch_bytes = number_after(extra, 'l', copier.least_batch_bytes >> 20) << 20;
+    ipc.copier.kernel_bytes = number_after(extra, 's', copier.kernel_bytes >> 20) << 20;
     ipc.frame_bytes = number_after(extra, 'f', ipc.frame_bytes >> 20) << 20;
   }
+  ipc.ways = ways;
   return create_ipc_fabric(std::move(ipc));
 }
 
@@ -174,7 +172,7 @@ struct Side {
   Result<std::unique_ptr<Transport>> open(const std::string& variant, int gpu,
                                           const TransportDeps& deps) {
     const auto warn = [](const std::string& w) { std::cerr << w << "\n"; };
-    if (variant.starts_with("ipc") || variant.find('o') != std::string::npos) {
+    if (variant.find('o') != std::string::npos) {
       TANDEM_ASSIGN(auto fabric, make_fabric(variant, gpu, memory, {}));
       TANDEM_ASSIGN(std::unique_ptr<Transport> one,
                     create_direct_transport(std::move(fabric), deps, warn));
@@ -217,7 +215,7 @@ ReceivePlan plan_of(Side& side, TransferId id, uint32_t messages, uint32_t pages
 
 // Posts all messages of a transfer and its commit.
 void post_all(Side& side, TransferId id, Generation receiver, const std::string& address,
-              uint32_t messages, uint32_t pages, bool scattered) {
+              uint32_t messages, uint32_t pages, bool scattered, TimePoint start = {}) {
   Transport& t = *side.transport;
   Status status = t.open_send({.id = id,
                                .receiver = receiver,
@@ -227,6 +225,8 @@ void post_all(Side& side, TransferId id, Generation receiver, const std::string&
                                .tail_rows = 0,
                                .deadline = std::chrono::minutes(1)});
   std::vector<std::span<const std::byte>> spans(pages);
+  while (side.clock.now() < start) {
+  }
   for (uint32_t m = 0; m < messages && status; ++m) {
     for (uint32_t p = 0; p < pages; ++p) {
       spans[p] = {side.page(size_t{m} * pages + p, scattered, 1), kPage};
@@ -263,11 +263,15 @@ int receive(const std::string& variant, int gpu, size_t bytes) {
     uint32_t messages = 0;
     uint32_t pages = 0;
     bool scattered = false;
-    words >> id >> messages >> pages >> scattered;
+    Duration::rep start = 0;
+    words >> id >> messages >> pages >> scattered >> start;
     if (verb == "push") {
-      post_all(side, TransferId{id}, kSender, peer, messages, pages, scattered);
-      (void)side.events.wait();
-      std::printf("pushed\n");
+      post_all(side, TransferId{id}, kSender, peer, messages, pages, scattered, {Duration(start)});
+      const SendStats stats = side.events.wait();
+      std::printf(
+          "%lld %lld\n",
+          static_cast<long long>((stats.last_completion - stats.elapsed).since_start.count()),
+          static_cast<long long>(stats.last_completion.since_start.count()));
     } else {
       const Status opened = side.transport->open_receive(
           plan_of(side, TransferId{id}, messages, pages, scattered, kSender));
@@ -332,9 +336,11 @@ struct Pair {
     say("open", id, messages, pages, scattered);
     if (child.line() != "open\n") std::_Exit(1);
   }
-  void say(const char* verb, TransferId id, uint32_t messages, uint32_t pages, bool scattered) {
-    std::fprintf(child.in, "%s %llu %u %u %d\n", verb, static_cast<unsigned long long>(id.value),
-                 messages, pages, scattered ? 1 : 0);
+  void say(const char* verb, TransferId id, uint32_t messages, uint32_t pages, bool scattered,
+           TimePoint start = {}) {
+    std::fprintf(child.in, "%s %llu %u %u %d %lld\n", verb,
+                 static_cast<unsigned long long>(id.value), messages, pages, scattered ? 1 : 0,
+                 static_cast<long long>(start.since_start.count()));
     std::fflush(child.in);
   }
   // Seconds from the first post to the last acknowledgement.
@@ -342,9 +348,11 @@ struct Pair {
     const TransferId id{++last};
     open_receive(id, messages, pages, scattered);
     post_all(side, id, kReceiver, address, messages, pages, scattered);
-    return to_seconds(side.events.wait().elapsed);
+    const double seconds = to_seconds(side.events.wait().elapsed);
+    return seconds;
   }
-  // Seconds until both have arrived, of two processes that push to each other.
+  // Seconds from the first post to the last acknowledgement of two processes that push to each
+  // other and begin together.
   double push_both(uint32_t messages, uint32_t pages, bool scattered) {
     const TransferId there{++last};
     const TransferId back{++last};
@@ -352,12 +360,15 @@ struct Pair {
     if (!side.transport->open_receive(plan_of(side, back, messages, pages, scattered, kReceiver))) {
       std::_Exit(1);
     }
-    const TimePoint begin = side.clock.now();
-    say("push", back, messages, pages, scattered);
-    post_all(side, there, kReceiver, address, messages, pages, scattered);
-    (void)side.events.wait();
-    if (child.line() != "pushed\n") std::_Exit(1);
-    return to_seconds(side.clock.now() - begin);
+    const TimePoint start = side.clock.now() + std::chrono::microseconds(150);
+    say("push", back, messages, pages, scattered, start);
+    post_all(side, there, kReceiver, address, messages, pages, scattered, start);
+    const SendStats here = side.events.wait();
+    long long first = 0;
+    long long ended = 0;
+    if (std::sscanf(child.line().c_str(), "%lld %lld", &first, &ended) != 2) std::_Exit(1);
+    return to_seconds(std::max(here.last_completion, TimePoint{Duration(ended)}) -
+                      std::min(here.last_completion - here.elapsed, TimePoint{Duration(first)}));
   }
   double median(uint32_t messages, uint32_t pages, bool scattered, bool both = false) {
     std::vector<double> times;
@@ -491,8 +502,8 @@ struct Options {
   bool kernel = true;
   bool scattered = true;
   bool both = true;
-  std::vector<std::string> variants = {"ipc",    "ipc:8",    "ipc:16",
-                                       "ipc:48", "ipc:24x2", "ipc:16x4e4"};
+  std::vector<std::string> variants = {"ipc",    "ipc:8",     "ipc:16",
+                                       "ipc:48", "ipc:24k24", "ipc:24s0b32"};
 };
 
 // Many messages, many both ways at once (each way's rate), and how long one takes alone.
@@ -530,8 +541,7 @@ double free_mib(int gpu) {
 int run(const char* self, const Options& options) {
   const size_t most = std::max<size_t>(options.largest, 256) << 20;
   std::vector<size_t> sizes;
-  for (size_t s = options.smallest << 10; s <= options.largest << 20; s *= s < (1u << 20) ? 4 : 8)
-    sizes.push_back(s);
+  for (size_t s = options.smallest << 10; s <= options.largest << 20; s *= 4) sizes.push_back(s);
   std::map<size_t, double> plain;
   std::printf("%-12s", "GB/s");
   for (const size_t s : sizes) std::printf(" %8zuK", s >> 10);
@@ -567,11 +577,7 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
     if (i + 1 == argc) {
-      std::fprintf(stderr,
-                   "usage: multi_gpu_transport_bench [--from GPU] [--to GPU] [--largest MIB] "
-                   "[--processes 1|2] [--smallest KIB] [--kernel yes|no] [--scattered yes|no] "
-                   "[--both yes|no] "
-                   "[--variants ipc,ipc:16,ipc:24x2,ipc:16x4e4b32,nccl,nccl:g16,ucx]\n");
+      std::fprintf(stderr, "usage: see the top of transport_bench.cc\n");
       return 2;
     }
     const char* value = argv[++i];

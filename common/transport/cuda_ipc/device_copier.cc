@@ -15,6 +15,9 @@ namespace {
 // 2 MiB of checksums cover 16 GiB of pieces under way.
 constexpr size_t kRing = 256u << 10;
 constexpr size_t kEvents = 64;
+// Looks at a batch's flag until its event is asked, which knows of errors.
+constexpr uint32_t kLooks = 256;
+constexpr size_t kSmallBatches = 3;
 // After an error: what is in the streams takes milliseconds, unless the device hangs.
 constexpr Duration kSettleTime = std::chrono::seconds(2);
 constexpr Duration kSettleNap = std::chrono::microseconds(200);
@@ -35,6 +38,7 @@ Result<std::unique_ptr<DeviceCopier>> DeviceCopier::create(const Options& option
     copier->engines_.push_back(std::move(engine));
   }
   TANDEM_ASSIGN(copier->sums_, cuda::PinnedBuffer::create(kRing * sizeof(uint64_t)));
+  TANDEM_ASSIGN(copier->flags_, cuda::StreamFlags::create(kEvents));
   for (size_t i = 0; i < kEvents; ++i) {
     TANDEM_ASSIGN(cuda::Event event, cuda::Event::create());
     copier->spare_events_.push_back(std::move(event));
@@ -72,8 +76,20 @@ void DeviceCopier::flush() {
   if (waiting_.empty() && batches_.empty()) return;
   const cuda::DeviceScope scope(options_.device);
   collect(false);
-  while (batches_.size() < options_.ahead && flush_batch()) {
+  while (may_start() && flush_batch()) {
   }
+}
+
+bool DeviceCopier::may_start() const {
+  const bool small = waiting_bytes_ < options_.least_batch_bytes;
+  return batches_.size() <
+         (small ? std::min<size_t>(options_.ahead, kSmallBatches) : size_t{options_.ahead});
+}
+
+size_t DeviceCopier::next_batch_bytes() const {
+  const size_t least = options_.least_batch_bytes;
+  if (waiting_bytes_ < least + least / 2) return waiting_bytes_;  // leaves no crumbs
+  return std::clamp(waiting_bytes_ / 2, least, options_.batch_bytes);
 }
 
 size_t DeviceCopier::sums_of(const Waiting& work) const {
@@ -88,7 +104,8 @@ bool DeviceCopier::flush_batch() {
   std::vector<Waiting> work;
   size_t room = kRing - (sums_head_ - sums_tail_);
   size_t bytes = 0;
-  while (!waiting_.empty() && bytes < options_.batch_bytes) {
+  const size_t most = next_batch_bytes();
+  while (!waiting_.empty() && bytes < most) {
     // Twice: a piece's sums do not cross the ring's end, so some entries may be passed over.
     const size_t sums = 2 * sums_of(waiting_.front());
     if (sums > kRing) {
@@ -117,12 +134,12 @@ bool DeviceCopier::flush_batch() {
   return true;
 }
 
-// What the engine does not copy is copied first, beside it; the lane then waits for the engine.
+// What the engine does not copy is copied beside it; the lane then waits for the engine.
 Status DeviceCopier::start(std::vector<Waiting>& work, size_t bytes, Batch& batch) {
   const cuda::Range range("KV copy");
   const cuda::Stream& lane = lanes_[next_lane_++ % lanes_.size()];
   Engine& engine = engines_[next_engine_ % engines_.size()];
-  TANDEM_TRY(copy_long_runs(work, bytes, engine));
+  if (bytes >= options_.kernel_bytes) TANDEM_TRY(copy_long_runs(work, engine));
   reserve(work, batch);
   TANDEM_TRY(launch(work, batch, true, lane));
   if (engine.used) {
@@ -132,14 +149,14 @@ Status DeviceCopier::start(std::vector<Waiting>& work, size_t bytes, Batch& batc
     TANDEM_TRY(lane.wait_for(engine.copied));
   }
   TANDEM_TRY(launch(work, batch, false, lane));
+  batch.number = ++last_batch_;
+  TANDEM_TRY(flags_.write(lane, batch.number % kEvents, batch.number));
   return batch.done.record(lane);
 }
 
 // Pieces that lie one behind the other at both ends are one run. Long ones are copied here and only
-// checked by the kernel, at their new place; `bytes` is all of the batch.
-Status DeviceCopier::copy_long_runs(std::vector<Waiting>& work, size_t bytes, Engine& engine) {
-  const size_t beside = bytes < options_.beside_bytes ? 0 : bytes / 100 * options_.percent_beside;
-  size_t left = bytes - beside;
+// checked by the kernel, at their new place.
+Status DeviceCopier::copy_long_runs(std::vector<Waiting>& work, Engine& engine) {
   std::vector<Piece*> run;
   size_t run_bytes = 0;
   const auto end_run = [&]() -> Status {
@@ -155,8 +172,6 @@ Status DeviceCopier::copy_long_runs(std::vector<Waiting>& work, size_t bytes, En
   };
   for (Waiting& w : work) {
     for (Piece& p : w.pieces) {
-      if (left < p.bytes) return end_run();
-      left -= p.bytes;
       if (p.to == nullptr) continue;
       const bool next = !run.empty() && run.front()->from + run_bytes == p.from &&
                         run.front()->to + run_bytes == p.to;
@@ -200,7 +215,8 @@ Status DeviceCopier::launch(const std::vector<Waiting>& work, const Batch& batch
                             const cuda::Stream& lane) {
   cuda::PageCopy task;
   const auto go = [&]() -> Status {
-    TANDEM_CUDA_TRY(cuda::page_copy(task, options_.blocks, lane.get()));
+    const uint32_t blocks = copies ? options_.blocks : options_.check_blocks;
+    TANDEM_CUDA_TRY(cuda::page_copy(task, blocks, lane.get()));
     task.count = 0;
     return {};
   };
@@ -227,13 +243,23 @@ Status DeviceCopier::launch(const std::vector<Waiting>& work, const Batch& batch
   return task.count > 0 ? go() : Status();
 }
 
+Result<bool> DeviceCopier::is_done(const Batch& batch) {
+  if (flags_.usable()) {
+    const bool shows = flags_.read(batch.number % kEvents) == batch.number;
+    if (!shows && ++looks_ < kLooks) return false;
+    looks_ = 0;
+    if (shows) return true;
+  }
+  return batch.done.done();
+}
+
 void DeviceCopier::collect(bool wait) {
   while (!batches_.empty() && status_) {
     Batch& batch = batches_.front();
     if (wait) {
       if (Status done = batch.done.synchronize(); !done) return fail_all(std::move(done));
     } else {
-      const Result<bool> done = batch.done.done();
+      const Result<bool> done = is_done(batch);
       if (!done) return fail_all(fail(done.error()));
       if (!*done) return;
     }

@@ -135,6 +135,7 @@ class IpcLink final : public Link {
     return fail(ErrorCode::kCorruptData, "cuda_ipc: a go that nobody asked for");
   }
   void abandon(uint64_t) override {}
+  bool sums_follow() const override { return true; }
 
   Result<uint64_t> accept(std::string_view note, std::span<Piece> pieces) override {
     FieldReader fields(note);
@@ -214,7 +215,12 @@ Status IpcFabric::set_up() {
   if (self_.regions.size() > kMostRegions) {
     return fail(ErrorCode::kInternal, "cuda_ipc: the KV pool lies in too many allocations");
   }
-  TANDEM_ASSIGN(copiers_, DeviceCopier::create_pair(options_.copier));
+  if (options_.ways.sends) {
+    TANDEM_ASSIGN(copiers_.sender, DeviceCopier::create(options_.copier));
+  }
+  if (options_.ways.receives) {
+    TANDEM_ASSIGN(copiers_.receiver, DeviceCopier::create(options_.copier));
+  }
   return {};
 }
 

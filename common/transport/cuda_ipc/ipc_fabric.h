@@ -16,10 +16,11 @@ namespace tandem::transport {
 // processes on one GPU and between GPUs of one host that can reach each other.
 struct IpcOptions {
   DeviceCopier::Options copier;
-  size_t frame_bytes = 8u << 20;  // frames aim at this much
+  size_t frame_bytes = 16u << 20;  // frames aim at this much
   // Where posted pages may lie: parts of allocations made by cudaMalloc, which are exported whole.
   // They outlive the transport.
   std::vector<std::span<std::byte>> memory;
+  DirectWays ways = {};
 };
 [[nodiscard]] Result<std::unique_ptr<Fabric>> create_ipc_fabric(IpcOptions options);
 

@@ -17,12 +17,14 @@ struct DirectCore {
   Fabric& fabric;
 };
 
-// Splits a kFrame body; counts and drops what is no frame.
+// Splits the body of a kFrame, or a kSums, which is not counted as a frame of its own; counts and
+// drops what is no frame.
 struct FrameView {
   proto::KvFrameHeader header;
   std::span<const std::byte> payload;
 };
-[[nodiscard]] std::optional<FrameView> parse_frame(std::string_view body, AtomicCounters& counters);
-[[nodiscard]] std::string frame_message(const Frame& frame);
+[[nodiscard]] std::optional<FrameView> parse_frame(std::string_view body, AtomicCounters& counters,
+                                                   MessageKind kind = MessageKind::kFrame);
+[[nodiscard]] std::string frame_message(const Frame& frame, MessageKind kind = MessageKind::kFrame);
 
 }  // namespace tandem::transport

@@ -26,6 +26,9 @@ constexpr Duration kIdleNap = std::chrono::milliseconds(250);
 // Device work tells nobody that it is done: the thread looks for it, at first without a pause. So
 // it does for answers, where the fabric wants that.
 constexpr Duration kSpin = std::chrono::microseconds(200);
+// The same where the fabric wants to stay awake: copies of a large batch take longer than that, and
+// under a hypervisor a thread that sleeps may be late by milliseconds.
+constexpr Duration kLongSpin = std::chrono::milliseconds(2);
 constexpr Duration kBusyNap = std::chrono::microseconds(20);
 constexpr size_t kMaxPeers = 256;
 // A stranger that connects and says nothing is let go after this.
@@ -162,7 +165,8 @@ void DirectTransport::loop(const std::stop_token& stop) {
 Duration DirectTransport::nap(Duration quiet) const {
   const bool open = sends_.open_count() > 0 || (ways_.receives && receives_.open_count() > 0);
   const bool works = busy();
-  if ((works || (open && fabric_->stays_awake())) && quiet < kSpin) return Duration::zero();
+  const bool awake = fabric_->stays_awake();
+  if ((works || (open && awake)) && quiet < (awake ? kLongSpin : kSpin)) return Duration::zero();
   if (works) return kBusyNap;
   return open ? kTick : kIdleNap;
 }
@@ -187,6 +191,8 @@ bool DirectTransport::advance() {
     if (introducing() && peer->stands()) stands(address);
   }
   for (const auto& [address, why] : lost) lose(address, why);
+  // What waits goes before what is done is looked at.
+  if (ways_.receives) fabric_->copier(false).flush();
   for (auto guest = guests_.begin(); guest != guests_.end();) {
     const auto here = guest++;
     Status status = here->advance(any);

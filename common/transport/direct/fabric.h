@@ -17,7 +17,8 @@ namespace tandem::transport {
 // How the pages of an offer come within reach of the receiver's copier: what shm, cuda_ipc and nccl
 // differ in. Transport thread only, except where it says otherwise.
 //
-//   sender    stage() -> copier checks (and gathers) the pieces -> the offer goes out with note
+//   sender    stage() -> copier checks (and gathers) the pieces -> the offer goes out with note;
+//             or, where sums_follow(), the offer at once and the checksums when they are known
 //   receiver  accept(note) -> grant() -> "go", where the fabric wants one -> arrived() -> the
 //             copier copies into the pages -> release() -> "go", where slots go back
 //   sender    on "go": launch()
@@ -51,6 +52,10 @@ class Link {
   }
   // A staged slot that will not be offered.
   virtual void abandon(uint64_t slot) = 0;
+  // Whether an offer goes out before the copier has checked its pages, since the receiver reads
+  // them where they lie. Its checksums then follow in a message of their own. The same at both
+  // ends.
+  [[nodiscard]] virtual bool sums_follow() const { return false; }
 
   // ---- receiver ----
   // The sender's memory(). kCorruptData when none is wanted or it will not do.

@@ -1,5 +1,6 @@
 #include "common/transport/direct/inbound.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace tandem::transport {
@@ -56,6 +57,11 @@ Status Inbound::on_message(const MessageView& message) {
         return fail(ErrorCode::kCorruptData, "memory before the hello, or none at all");
       }
       return link_->attach(std::move(memory));
+    }
+    case MessageKind::kSums: {
+      if (link_ == nullptr) return fail(ErrorCode::kCorruptData, "checksums before the hello");
+      const auto frame = parse_frame(message.body, core_.counters, message.kind);
+      return frame ? on_sums(*frame) : Status();
     }
     case MessageKind::kGo:
     case MessageKind::kRefused:
@@ -124,17 +130,42 @@ Status Inbound::on_offer(const FrameView& frame) {
 
 Status Inbound::accept(const FrameView& frame, bool wanted) {
   TANDEM_ASSIGN(Offer offer, parse_offer(frame.payload));
-  const size_t count = offer.checksums.size();
+  const size_t count = offer.pieces;
+  if (offer.checksums.empty() != link_->sums_follow()) {
+    return fail(ErrorCode::kCorruptData, "an offer has checksums where they follow, or has none");
+  }
   if (frame.header.payload_bytes % count != 0 || frame.header.payload_bytes / count % 4 != 0) {
     return fail(ErrorCode::kCorruptData, "an offer's pieces do not make up its frame");
   }
-  Arrival arrival{.header = frame.header,
-                  .pieces = {},
-                  .checksums = std::move(offer.checksums),
-                  .wanted = wanted};
+  Arrival arrival;
+  arrival.header = frame.header;
+  arrival.checksums = std::move(offer.checksums);
+  arrival.wanted = wanted;
+  arrival.summed = !link_->sums_follow();
   arrival.pieces.resize(count, {nullptr, nullptr, frame.header.payload_bytes / count});
   TANDEM_ASSIGN(arrival.id, link_->accept(offer.note, arrival.pieces));
   arrivals_.push_back(std::move(arrival));
+  return {};
+}
+
+// They come in the order of the offers. An arrival that was passed over gets none any more, which
+// is a mismatch; an offer that was refused left no arrival.
+Status Inbound::on_sums(const FrameView& frame) {
+  if (!link_->sums_follow()) return fail(ErrorCode::kCorruptData, "checksums that nobody awaits");
+  const auto is_it = [&](const Arrival& a) {
+    return a.header.transfer == frame.header.transfer && a.header.kind == frame.header.kind &&
+           a.header.layer == frame.header.layer && a.header.first_page == frame.header.first_page;
+  };
+  const auto begin = arrivals_.begin() + static_cast<std::ptrdiff_t>(summed_);
+  const auto found = std::find_if(begin, arrivals_.end(), is_it);
+  if (found == arrivals_.end()) return {};
+  for (auto passed = begin; passed != found; ++passed) passed->summed = true;
+  if (proto::kv_payload_checksum(frame.header.transfer, frame.payload) ==
+      frame.header.payload_checksum) {
+    found->checksums = parse_sums(frame.payload);
+  }
+  found->summed = true;
+  summed_ = static_cast<size_t>(found - arrivals_.begin()) + 1;
   return {};
 }
 
@@ -191,20 +222,24 @@ Status Inbound::finish_copied(bool& any) {
     Arrival& a = arrivals_.front();
     Status outcome;
     if (a.copying) {
-      TANDEM_ASSIGN(const auto sums, core_.fabric.copier(false).taken(a.ticket));
+      TANDEM_ASSIGN(auto sums, core_.fabric.copier(false).taken(a.ticket));
       if (!sums) return {};
       a.copying = false;
-      if (*sums != a.checksums) {
-        outcome = fail(ErrorCode::kCorruptData, "pages do not match the checksums of their offer");
-      }
-    } else if (a.misfit) {
+      a.copied = std::move(*sums);
+    }
+    if (a.misfit) {
       outcome = fail(ErrorCode::kCorruptData, "an offer's pieces are not those of its frame");
+    } else if (a.wanted && !a.summed) {
+      return {};
+    } else if (a.wanted && a.copied != a.checksums) {
+      outcome = fail(ErrorCode::kCorruptData, "pages do not match the checksums of their offer");
     }
     any = true;
     const Arrival done = std::move(a);
     arrivals_.pop_front();
     --begun_;
     --granted_;
+    if (summed_ > 0) --summed_;
     link_->release(done.id);
     if (link_->gives_back()) {
       TANDEM_TRY(connection_.send(encode_message(MessageKind::kGo, encode_go({done.id}))));

@@ -21,8 +21,10 @@ class Inbound {
   [[nodiscard]] Status advance(bool& any);
 
   [[nodiscard]] Connection& connection() { return connection_; }
+  // Not while all that it waits for are checksums: a message brings them.
   [[nodiscard]] bool busy() const {
-    return !arrivals_.empty() || (link_ != nullptr && link_->busy());
+    return begun_ < arrivals_.size() || (begun_ > 0 && arrivals_.front().summed) ||
+           (link_ != nullptr && link_->busy());
   }
   // Its offers wait: read no more for now.
   [[nodiscard]] bool full() const { return arrivals_.size() >= kMostArrivals; }
@@ -36,11 +38,13 @@ class Inbound {
   struct Arrival {
     proto::KvFrameHeader header;
     std::vector<Piece> pieces;
-    std::vector<uint64_t> checksums;
-    uint64_t id = 0;       // the link's
-    bool wanted = true;    // false: only fetched because its bytes are on their way
-    bool copying = false;  // ticket is under way
-    bool misfit = false;   // the offer's pieces are not those of the frame
+    std::vector<uint64_t> checksums;  // as its sender has them
+    std::vector<uint64_t> copied;     // as they came
+    bool summed = false;              // checksums are known, or will never be
+    uint64_t id = 0;                  // the link's
+    bool wanted = true;               // false: only fetched because its bytes are on their way
+    bool copying = false;             // ticket is under way
+    bool misfit = false;              // the offer's pieces are not those of the frame
     PageCopier::Ticket ticket = 0;
   };
   Status handle_input();
@@ -49,6 +53,7 @@ class Inbound {
   Status on_frame(const FrameView& frame);
   Status on_offer(const FrameView& frame);
   Status accept(const FrameView& frame, bool wanted);
+  Status on_sums(const FrameView& frame);
   Status grant_waiting(bool& any);
   Status begin_arrived(bool& any);
   Status finish_copied(bool& any);
@@ -62,6 +67,7 @@ class Inbound {
   std::deque<Arrival> arrivals_;
   size_t granted_ = 0;  // of arrivals_, from the front
   size_t begun_ = 0;    // of these, from the front
+  size_t summed_ = 0;   // of arrivals_, from the front
 };
 
 }  // namespace tandem::transport

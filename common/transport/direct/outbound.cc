@@ -12,6 +12,9 @@ using proto::KvFrameKind;
 constexpr size_t kMostStaged = 64;
 // What is staged in one round of the thread: the copier begins at its end.
 constexpr size_t kRoundBytes = 16u << 20;
+// Where offers need not wait for the copier; less after a pause, so that the receiver begins soon.
+constexpr size_t kEarlyRound = 64u << 20;
+constexpr size_t kFirstRound = 8u << 20;
 
 // Pages, or a tail's runs.
 std::vector<Piece> pieces_of(const KvPost& post, const SendTable::Route& route) {
@@ -29,8 +32,9 @@ std::vector<Piece> pieces_of(const KvPost& post, const SendTable::Route& route) 
 
 }  // namespace
 
-std::optional<FrameView> parse_frame(std::string_view body, AtomicCounters& counters) {
-  counters.count_received(body.size());
+std::optional<FrameView> parse_frame(std::string_view body, AtomicCounters& counters,
+                                     MessageKind kind) {
+  if (kind == MessageKind::kFrame) counters.count_received(body.size());
   const auto bytes = std::as_bytes(std::span(body));
   const size_t head = std::min(bytes.size(), proto::kKvHeaderBytes);
   auto header = proto::parse_kv_header(bytes.first(head));
@@ -40,10 +44,10 @@ std::optional<FrameView> parse_frame(std::string_view body, AtomicCounters& coun
   return std::nullopt;
 }
 
-std::string frame_message(const Frame& frame) {
+std::string frame_message(const Frame& frame, MessageKind kind) {
   std::string body(reinterpret_cast<const char*>(frame.header.data()), frame.header.size());
   body.append(reinterpret_cast<const char*>(frame.payload.data()), frame.payload.size());
-  return encode_message(MessageKind::kFrame, body);
+  return encode_message(kind, body);
 }
 
 Result<std::unique_ptr<Outbound>> Outbound::open(DirectCore& core, const std::string& address) {
@@ -91,7 +95,8 @@ Status Outbound::on_message(const MessageView& message) {
       return link_->launch_run(go.last, go.count);
     }
     case MessageKind::kMemory:
-      return fail(ErrorCode::kCorruptData, "a receiver has no memory to offer");
+    case MessageKind::kSums:
+      return fail(ErrorCode::kCorruptData, "a receiver has nothing to offer");
     case MessageKind::kFrame:
       break;
   }
@@ -133,15 +138,21 @@ Status Outbound::advance(bool& any) {
 }
 
 Status Outbound::stage(bool& any) {
+  if (pending_.empty()) {
+    paused_ = paused_ || staging_.empty();
+    return {};
+  }
   size_t bytes = 0;
-  while (!pending_.empty() && staging_.size() < kMostStaged && bytes < kRoundBytes) {
+  const bool first = std::exchange(paused_, false);
+  const size_t most = !link_->sums_follow() ? kRoundBytes : first ? kFirstRound : kEarlyRound;
+  while (!pending_.empty() && staging_.size() < kMostStaged && bytes < most) {
     for (const auto& page : pending_.front().pages) bytes += page.size();
-    const auto route = core_.sends.route(pending_.front().id);
+    auto route = core_.sends.route(pending_.front().id);
     bool room = true;
     if (route && pending_.front().kind == KvFrameKind::kCommit) {
-      staging_.push_back({std::move(pending_.front()), *route, {}, {}, 0});
+      staging_.push_back({std::move(pending_.front()), std::move(route), {}, {}, 0});
     } else if (route) {
-      TANDEM_TRY(stage_pages(std::move(pending_.front()), *route, room));
+      TANDEM_TRY(stage_pages(std::move(pending_.front()), std::move(route), room));
     }
     if (!room) return {};
     pending_.pop_front();
@@ -151,8 +162,9 @@ Status Outbound::stage(bool& any) {
   return {};
 }
 
-Status Outbound::stage_pages(KvPost&& post, const SendTable::Route& route, bool& room) {
-  std::vector<Piece> pieces = pieces_of(post, route);
+Status Outbound::stage_pages(KvPost&& post, std::shared_ptr<const SendTable::Route> route,
+                             bool& room) {
+  std::vector<Piece> pieces = pieces_of(post, *route);
   auto staged = link_->stage(pieces);
   if (!staged && staged.error().code == ErrorCode::kInvalidArgument) {
     // This post's fault, not the peer's.
@@ -168,17 +180,18 @@ Status Outbound::stage_pages(KvPost&& post, const SendTable::Route& route, bool&
     TANDEM_TRY(connection_.send(encode_message(MessageKind::kMemory, {}), std::move(memory)));
   }
   const PageCopier::Ticket ticket = core_.fabric.copier(true).add(pieces);
-  staging_.push_back({std::move(post), route, std::move(pieces), std::move(**staged), ticket});
-  return {};
+  staging_.push_back(
+      {std::move(post), std::move(route), std::move(pieces), std::move(**staged), ticket});
+  return link_->sums_follow() ? send_offer(staging_.back(), {}) : Status();
 }
 
 Status Outbound::offer(bool& any) {
   while (!staging_.empty()) {
     Staging& s = staging_.front();
-    const bool wanted = core_.sends.route(s.post.id).has_value();
+    const bool wanted = core_.sends.is_open(s.post.id);
     const TransferId id = s.post.id;
     if (s.post.kind == KvFrameKind::kCommit) {
-      const Frame frame = make_commit_frame(s.route.origin, s.post.commit);
+      const Frame frame = make_commit_frame(s.route->origin, s.post.commit);
       staging_.pop_front();
       any = true;
       if (!wanted) continue;
@@ -191,20 +204,34 @@ Status Outbound::offer(bool& any) {
     any = true;
     const Staging done = std::move(s);
     staging_.pop_front();
-    if (!wanted) {
-      link_->abandon(done.staged.slot);
-      continue;
+    if (!wanted) link_->abandon(done.staged.slot);
+    if (link_->sums_follow()) {
+      // Pages of a transfer that ended may be others by now: their checksums say nothing.
+      if (!wanted) sums->clear();
+      TANDEM_TRY(send_pages(MessageKind::kSums, done, encode_sums(*sums)));
+    } else if (wanted) {
+      TANDEM_TRY(send_offer(done, std::move(*sums)));
     }
-    const bool data = done.post.kind == KvFrameKind::kData;
-    const size_t bytes = done.pieces.size() * done.pieces.front().bytes;
-    const auto pages = data ? static_cast<uint32_t>(done.pieces.size()) : done.route.tail_rows;
-    const Frame frame =
-        make_offer_frame(done.route.origin, done.post.kind, done.post.layer, done.post.first_page,
-                         pages, bytes, encode_offer({std::move(*sums), done.staged.note}));
-    core_.sends.count_frame(id, proto::kKvHeaderBytes + bytes);
-    TANDEM_TRY(connection_.send(frame_message(frame)));
   }
   return {};
+}
+
+Status Outbound::send_offer(const Staging& staging, std::vector<uint64_t> sums) {
+  const size_t bytes = staging.pieces.size() * staging.pieces.front().bytes;
+  core_.sends.count_frame(staging.post.id, proto::kKvHeaderBytes + bytes);
+  const Offer offer{static_cast<uint16_t>(staging.pieces.size()), std::move(sums),
+                    staging.staged.note};
+  return send_pages(MessageKind::kFrame, staging, encode_offer(offer));
+}
+
+Status Outbound::send_pages(MessageKind kind, const Staging& staging, std::string_view payload) {
+  const size_t count = staging.pieces.size();
+  const bool data = staging.post.kind == KvFrameKind::kData;
+  const auto pages = data ? static_cast<uint32_t>(count) : staging.route->tail_rows;
+  const Frame frame = make_offer_frame(staging.route->origin, staging.post.kind, staging.post.layer,
+                                       staging.post.first_page, pages,
+                                       count * staging.pieces.front().bytes, payload);
+  return connection_.send(frame_message(frame, kind));
 }
 
 }  // namespace tandem::transport

@@ -45,7 +45,7 @@ class Outbound {
  private:
   struct Staging {
     KvPost post;
-    SendTable::Route route;
+    std::shared_ptr<const SendTable::Route> route;
     std::vector<Piece> pieces;
     Link::Staged staged;
     PageCopier::Ticket ticket = 0;
@@ -55,8 +55,10 @@ class Outbound {
   Status on_message(const MessageView& message);
   Status on_hello(std::string_view body);
   Status stage(bool& any);
-  Status stage_pages(KvPost&& post, const SendTable::Route& route, bool& room);
+  Status stage_pages(KvPost&& post, std::shared_ptr<const SendTable::Route> route, bool& room);
   Status offer(bool& any);
+  Status send_offer(const Staging& staging, std::vector<uint64_t> sums);  // none: they follow
+  Status send_pages(MessageKind kind, const Staging& staging, std::string_view payload);
 
   DirectCore& core_;
   Connection connection_;
@@ -67,6 +69,7 @@ class Outbound {
   std::deque<Staging> staging_;
   size_t started_ = 0;
   bool stands_ = false;
+  bool paused_ = true;  // nothing was left to do
 };
 
 }  // namespace tandem::transport

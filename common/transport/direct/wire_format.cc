@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::string_view kAddressMagic = "TDIR\x01";
 constexpr uint32_t kMessageMagic = 0x314d4454;  // "TDM1"
-constexpr uint32_t kHelloVersion = 1;
+constexpr uint32_t kHelloVersion = 2;
 constexpr size_t kMaxName = 64;
 constexpr size_t kMaxDetails = 16u << 10;
 
@@ -67,7 +67,7 @@ Result<ParsedMessage> parse_message(std::string_view bytes) {
   FieldReader fields(bytes);
   if (fields.get<uint32_t>() != kMessageMagic) return corrupt("a message has the wrong magic");
   const auto kind = fields.get<uint32_t>();
-  if (kind < 1 || kind > 5) return corrupt("a message is of unknown kind");
+  if (kind < 1 || kind > 6) return corrupt("a message is of unknown kind");
   const auto length = fields.get<uint32_t>();
   if (length > kMaxMessageBody) return corrupt("a message is too long");
   if (fields.rest().size() < length) return ParsedMessage{};
@@ -102,25 +102,34 @@ Result<Hello> parse_hello(std::string_view body) {
 
 std::string encode_offer(const Offer& offer) {
   FieldWriter fields;
-  fields.put(static_cast<uint16_t>(offer.checksums.size()));
-  std::string out = fields.take();
-  const size_t sums = offer.checksums.size() * sizeof(uint64_t);
-  out.reserve(out.size() + sums + offer.note.size());
-  out.append(reinterpret_cast<const char*>(offer.checksums.data()), sums);
-  return out += offer.note;
+  const std::string sums = encode_sums(offer.checksums);
+  fields.reserve(2 * sizeof(uint16_t) + sums.size() + offer.note.size());
+  fields.put(offer.pieces).put(static_cast<uint16_t>(offer.checksums.size()));
+  return fields.bytes(sums).bytes(offer.note).take();
 }
 
 Result<Offer> parse_offer(std::span<const std::byte> payload) {
   FieldReader fields({reinterpret_cast<const char*>(payload.data()), payload.size()});
   Offer offer;
+  offer.pieces = fields.get<uint16_t>();
   const auto count = fields.get<uint16_t>();
-  if (!fields.good() || count == 0) return corrupt("an offer names no pieces");
+  if (!fields.good() || offer.pieces == 0) return corrupt("an offer names no pieces");
+  if (count != offer.pieces && count != 0) return corrupt("an offer has checksums for a part");
   const std::string_view sums = fields.bytes(count * sizeof(uint64_t));
   if (!fields.good()) return corrupt("an offer is too short");
-  offer.checksums.resize(count);
-  std::memcpy(offer.checksums.data(), sums.data(), sums.size());
+  offer.checksums = parse_sums(std::as_bytes(std::span(sums)));
   offer.note = fields.rest();
   return offer;
+}
+
+std::string encode_sums(std::span<const uint64_t> checksums) {
+  return {reinterpret_cast<const char*>(checksums.data()), checksums.size_bytes()};
+}
+
+std::vector<uint64_t> parse_sums(std::span<const std::byte> payload) {
+  std::vector<uint64_t> sums(payload.size() / sizeof(uint64_t));
+  if (!sums.empty()) std::memcpy(sums.data(), payload.data(), sums.size() * sizeof(uint64_t));
+  return sums;
 }
 
 std::string encode_go(const Go& go) { return FieldWriter().put(go.last).put(go.count).take(); }

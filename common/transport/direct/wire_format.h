@@ -33,6 +33,7 @@ enum class MessageKind : uint8_t {
                  // this is the last, may be sent as one message (shm: were read)
   kRefused = 4,  // receiver to sender instead of its hello: why not (encode_kv_reason)
   kMemory = 5,   // sender to receiver, before offers of it: a descriptor comes along; no body
+  kSums = 6,     // sender to receiver: the frame of an offer, with its checksums alone
 };
 inline constexpr size_t kMessageHeaderBytes = 12;
 inline constexpr size_t kMaxMessageBody = 128u << 10;
@@ -58,9 +59,11 @@ struct Hello {
 [[nodiscard]] std::string encode_hello(const Hello& hello);
 [[nodiscard]] Result<Hello> parse_hello(std::string_view body);
 
-// An offer, the payload of a data or tail frame: u16 pieces | u64 checksum of each | note. Pieces
-// are pages or, of a tail, runs; all of one length.
+// An offer, the payload of a data or tail frame: u16 pieces | u16 checksums | u64 each | note.
+// Pieces are pages or, of a tail, runs; all of one length. Each has a checksum, or none has: then
+// they follow.
 struct Offer {
+  uint16_t pieces = 0;
   std::vector<uint64_t> checksums;
   std::string note;
 };
@@ -73,6 +76,10 @@ struct Go {
 };
 [[nodiscard]] std::string encode_go(const Go& go);
 [[nodiscard]] Result<Go> parse_go(std::string_view body);
+
+// The payload of a kSums frame; empty when the sender's transfer has ended before they were known.
+[[nodiscard]] std::string encode_sums(std::span<const uint64_t> checksums);
+[[nodiscard]] std::vector<uint64_t> parse_sums(std::span<const std::byte> payload);
 
 // Little-endian fields one after another; reading past the end says so once, at the end.
 class FieldWriter {

@@ -61,6 +61,7 @@ class NoLink final : public Link {
   }
   Status launch(uint64_t) override { return {}; }
   void abandon(uint64_t) override {}
+  bool sums_follow() const override { return true; }
   Result<uint64_t> accept(std::string_view note, std::span<Piece> pieces) override {
     FieldReader fields(note);
     for (Piece& p : pieces) {

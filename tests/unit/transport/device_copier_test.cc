@@ -14,7 +14,7 @@ class FailingCopier : public ::testing::Test {
  protected:
   FailingCopier() {
     FakeCuda::reset();
-    auto copier = DeviceCopier::create({});
+    auto copier = DeviceCopier::create({.kernel_bytes = 0});
     if (copier) copier_ = std::move(*copier);
   }
   void copy() {

@@ -15,7 +15,8 @@ namespace tandem::transport::testing {
 class DirectStranger {
  public:
   // `address`: of the direct transport; its fabric's greeting is `fabric`'s.
-  void send(const std::string& address, Fabric& fabric, const Frame& frame) {
+  void send(const std::string& address, Fabric& fabric, const Frame& frame,
+            MessageKind kind = MessageKind::kFrame) {
     if (connection_.fd() < 0) {
       connection_ = Connection::open(parse_direct_address(address)->socket).value();
       EXPECT_TRUE(fabric.start());
@@ -24,7 +25,7 @@ class DirectStranger {
     }
     std::string body(reinterpret_cast<const char*>(frame.header.data()), frame.header.size());
     body.append(reinterpret_cast<const char*>(frame.payload.data()), frame.payload.size());
-    say(MessageKind::kFrame, body);
+    say(kind, body);
   }
 
  private:

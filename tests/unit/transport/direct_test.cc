@@ -66,11 +66,11 @@ TEST(DirectMessages, AreTakenOneByOneAndNothingElsePasses) {
 }
 
 TEST(DirectMessages, OffersKeepTheirPiecesAndNote) {
-  const std::string good = encode_offer({{1, 2, 3}, "note"});
+  const std::string good = encode_offer({3, {1, 2, 3}, "note"});
   const auto bytes = std::as_bytes(std::span(good));
   EXPECT_EQ(parse_offer(bytes)->checksums, (std::vector<uint64_t>{1, 2, 3}));
   EXPECT_EQ(parse_offer(bytes)->note, "note");
-  EXPECT_FALSE(parse_offer(bytes.first(25)));
+  EXPECT_FALSE(parse_offer(bytes.first(27)));
   EXPECT_FALSE(parse_offer({}));
 }
 

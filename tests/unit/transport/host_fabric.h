@@ -131,6 +131,7 @@ class HostFabric final : public Fabric {
     }
     Status launch(uint64_t) override { return fail(ErrorCode::kCorruptData, "an unasked go"); }
     void abandon(uint64_t) override {}
+    bool sums_follow() const override { return true; }
     Result<uint64_t> accept(std::string_view note, std::span<Piece> pieces) override {
       TANDEM_ASSIGN(const auto from, read(note, pieces.size()));
       for (size_t i = 0; i < pieces.size(); ++i) {
