@@ -17,6 +17,8 @@ namespace {
 constexpr Generation kSender{1};
 constexpr Generation kReceiver{2};
 constexpr int kRepeats = 5;
+// Pushes in both ways begin together, this long after they were asked for.
+constexpr Duration kUntilStart = std::chrono::microseconds(150);
 
 enum class Way : uint8_t { kOne, kBoth };
 
@@ -51,22 +53,37 @@ Result<double> push_one_way(Pair& pair, TransferEnd::Shape shape) {
   const TransferId id{++pair.last};
   pair.child->say(words_of("expect", id, shape));
   TANDEM_TRY(heard(*pair.child, "open"));
-  return pair.end->push(id, shape, pair.address);
+  TANDEM_ASSIGN(const TransferEnd::Span span, pair.end->push(id, shape, pair.address));
+  return span.seconds();
 }
 
-// Seconds until both have arrived.
+std::string text_of(TransferEnd::Span span) {
+  return std::to_string(span.first_post.since_start.count()) + " " +
+         std::to_string(span.last_acknowledgement.since_start.count());
+}
+
+Result<TransferEnd::Span> parse_span(const std::string& text) {
+  std::istringstream words(text);
+  Duration::rep first = 0;
+  Duration::rep last = 0;
+  if (words >> first >> last) return TransferEnd::Span{{Duration(first)}, {Duration(last)}};
+  return fail(ErrorCode::kUnavailable, "the other end said: " + text);
+}
+
+// Seconds from the first post at either end to the last acknowledgement at either end.
 Result<double> push_both_ways(Pair& pair, TransferEnd::Shape shape) {
   const TransferId there{++pair.last};
   const TransferId back{++pair.last};
   pair.child->say(words_of("expect", there, shape));
   TANDEM_TRY(heard(*pair.child, "open"));
   TANDEM_TRY(pair.end->expect(back, shape));
-  const SteadyClock clock;
-  const TimePoint begin = clock.now();
-  pair.child->say(words_of("push", back, shape));
-  TANDEM_TRY(pair.end->push(there, shape, pair.address));
-  TANDEM_TRY(heard(*pair.child, "pushed"));
-  return to_seconds(clock.now() - begin);
+  const TimePoint start = SteadyClock().now() + kUntilStart;
+  pair.child->say(words_of("push", back, shape) + " " + std::to_string(start.since_start.count()));
+  TANDEM_ASSIGN(const TransferEnd::Span here, pair.end->push(there, shape, pair.address, start));
+  TANDEM_ASSIGN(const std::string answer, pair.child->line());
+  TANDEM_ASSIGN(const TransferEnd::Span other, parse_span(answer));
+  return to_seconds(std::max(here.last_acknowledgement, other.last_acknowledgement) -
+                    std::min(here.first_post, other.first_post));
 }
 
 Result<double> median_push(Pair& pair, TransferEnd::Shape shape, Way way) {
@@ -244,7 +261,7 @@ Status serve_transfers(const TransferPlace& place, const std::vector<std::string
   TANDEM_ASSIGN(const auto end, TransferEnd::open(place, libraries, kReceiver, kSender));
   std::cout << to_hex(end->address()) << std::endl;
   std::string peer;
-  const auto answer = [](const Status& status, const char* good) {
+  const auto answer = [](const Status& status, const std::string& good) {
     std::cout << (status ? good : status.error().to_string()) << std::endl;
   };
   while (std::getline(std::cin, line)) {
@@ -264,8 +281,10 @@ Status serve_transfers(const TransferPlace& place, const std::vector<std::string
     if (verb == "expect") {
       answer(end->expect(TransferId{id}, shape), "open");
     } else {
-      const auto pushed = end->push(TransferId{id}, shape, peer);
-      answer(pushed ? Status() : fail(pushed.error()), "pushed");
+      Duration::rep start = 0;
+      words >> start;
+      const auto pushed = end->push(TransferId{id}, shape, peer, {Duration(start)});
+      answer(pushed ? Status() : fail(pushed.error()), pushed ? text_of(*pushed) : "");
     }
   }
   return {};

@@ -105,7 +105,8 @@ Status TransferEnd::expect(TransferId id, Shape shape) {
   return transport_->open_receive(std::move(plan));
 }
 
-Result<double> TransferEnd::push(TransferId id, Shape shape, const std::string& to) {
+Result<TransferEnd::Span> TransferEnd::push(TransferId id, Shape shape, const std::string& to,
+                                            TimePoint start) {
   transport::Transport& t = *transport_;
   TANDEM_TRY(t.open_send({.id = id,
                           .receiver = peer_,
@@ -115,13 +116,15 @@ Result<double> TransferEnd::push(TransferId id, Shape shape, const std::string& 
                           .tail_rows = 0,
                           .deadline = kDeadline}));
   std::vector<std::span<const std::byte>> spans(shape.pages);
+  while (clock_.now() < start) {
+  }
   for (uint32_t m = 0; m < shape.messages; ++m) {
     for (uint32_t p = 0; p < shape.pages; ++p) spans[p] = page(size_t{m} * shape.pages + p);
     TANDEM_TRY(t.post_pages(id, m, 0, spans));
   }
   TANDEM_TRY(t.post_commit(id, ""));
   TANDEM_ASSIGN(const transport::SendStats stats, events_.wait());
-  return to_seconds(stats.elapsed);
+  return Span{stats.last_completion - stats.elapsed, stats.last_completion};
 }
 
 Result<std::unique_ptr<LineProcess>> LineProcess::start(

@@ -39,8 +39,14 @@ class TransferEnd {
   [[nodiscard]] std::string address() const { return transport_->address(); }
   [[nodiscard]] std::string detail() const { return transport_->detail(); }
   [[nodiscard]] Status expect(TransferId id, Shape shape);
-  // Seconds from the first post to the last acknowledgement.
-  [[nodiscard]] Result<double> push(TransferId id, Shape shape, const std::string& to);
+  // A push, posted once the clock, which processes of a host share, shows `start`.
+  struct Span {
+    TimePoint first_post;
+    TimePoint last_acknowledgement;
+    [[nodiscard]] double seconds() const { return to_seconds(last_acknowledgement - first_post); }
+  };
+  [[nodiscard]] Result<Span> push(TransferId id, Shape shape, const std::string& to,
+                                  TimePoint start = {});
 
  private:
   class Events final : public transport::TransportEvents {
