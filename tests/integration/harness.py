@@ -218,9 +218,16 @@ class Cluster:
         return next(p["restarts"] for p in self.state()["processes"] if p["name"] == name)
 
     def kill(self, name, sig=signal.SIGKILL):
-        # 0 while the role is between two processes; kill(0) would be everybody here.
-        pid = wait_until(lambda: self.pid(name), 20, f"a process of {name}")
-        os.kill(pid, sig)
+        def killed():
+            pid = self.pid(name)  # 0 while the role is between two processes; kill(0) would be everybody here
+            if not pid:
+                return False
+            try:
+                os.kill(pid, sig)
+            except ProcessLookupError:  # ended, and its supervisor has not looked yet
+                return False
+            return True
+        wait_until(killed, 20, f"a process of {name}")
 
     def connection(self, timeout=60):
         host, port = self.address()

@@ -5,7 +5,6 @@
 
 #include "kernels/cuda/linear_batch.h"
 #include "kernels/cuda/linear_batch_layout.h"
-#include "kernels/cuda/linear_units.h"
 #include "tests/unit/kernels/linear_task.h"
 
 namespace tandem::cuda {
@@ -13,7 +12,7 @@ namespace {
 
 // Outputs of the longest range, as linear_batch.cu divides them.
 int64_t longest_range(const SmallLinear& task, const BatchPlan& plan) {
-  const int64_t unit = output_unit(task.epilogue);
+  const int64_t unit = kept_together(task);
   const int64_t units = task.out / unit;
   int64_t longest = 0;
   for (int64_t c = 0; c < plan.clusters; ++c)
@@ -28,7 +27,7 @@ void expect_fits(const SmallLinear& task, uint32_t multiprocessors) {
   const BatchPlan plan = plan_batch_linear(task, device);
   SCOPED_TRACE(std::to_string(task.in) + "x" + std::to_string(task.out) + " rows " +
                std::to_string(task.rows) + (fp8 ? " fp8" : ""));
-  const int64_t unit = output_unit(task.epilogue);
+  const int64_t unit = kept_together(task);
   EXPECT_GE(plan.columns, task.rows);
   EXPECT_EQ(plan.columns % 8, 0U);
   EXPECT_GE(plan.clusters, 1U);

@@ -4,7 +4,6 @@
 
 #include "kernels/cuda/linear_small.h"
 #include "kernels/cuda/linear_small_layout.h"
-#include "kernels/cuda/linear_units.h"
 #include "tests/unit/kernels/linear_task.h"
 
 namespace tandem::cuda {
@@ -16,7 +15,7 @@ void expect_fits(const SmallLinear& task) {
   const SmallPlan plan = plan_small_linear(task, device);
   SCOPED_TRACE(std::to_string(task.in) + "x" + std::to_string(task.out) + " rows " +
                std::to_string(task.rows));
-  const int64_t unit = output_unit(task.epilogue);
+  const int64_t unit = kept_together(task);
   EXPECT_GE(plan.blocks, 1U);
   EXPECT_LE(plan.blocks, device.multiprocessors);
   EXPECT_LE(int64_t{plan.blocks}, task.out / unit);

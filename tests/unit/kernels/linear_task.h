@@ -29,4 +29,11 @@ inline SmallLinear task_of(const TaskShape& shape) {
   return task;
 }
 
+// Outputs that planners must keep together: a gate and its up-projection lie side by side. Said
+// here once more, on its own: planner and kernel share output_unit(), so a wrong one would fool
+// tests that asked it too.
+inline int64_t kept_together(const SmallLinear& task) {
+  return task.epilogue == SmallEpilogue::kSiluMul ? 2 : 1;
+}
+
 }  // namespace tandem::cuda
