@@ -79,7 +79,7 @@ Status SlotLink::launch_run(uint64_t last, uint32_t count) {
 Result<uint64_t> SlotLink::accept(std::string_view text, std::span<Piece> pieces) {
   TANDEM_ASSIGN(const Note note, parse(text));
   const size_t bytes = bytes_of(pieces);
-  if (note.slot <= last_slot_ || bytes > slots_.frame_bytes) {
+  if (note.slot <= last_slot_ || bytes == 0 || bytes > slots_.frame_bytes) {
     return fail(ErrorCode::kCorruptData,
                 std::string(slots_.name) + ": an offer names an impossible slot");
   }
@@ -98,12 +98,14 @@ Result<bool> SlotLink::grant(uint64_t arrival, std::span<Piece> pieces) {
 }
 
 // For as many as lie one behind the other at the sender and find room likewise, or for the first.
+// That is the peer's word: what cannot be cut apart is not joined.
 Status SlotLink::take_room(Known::iterator first) {
   size_t bytes = first->second.bytes;
   uint32_t count = 1;
   auto end = std::next(first);
   for (auto last = first; end != known_.end(); last = end++, ++count) {
-    const bool next = last->second.at + last->second.bytes == end->second.at;
+    const bool next = last->second.at + last->second.bytes == end->second.at &&
+                      last->second.bytes % SlotSpace::kAlign == 0;
     if (!next || bytes + end->second.bytes > slots_.message_bytes) break;
     bytes += end->second.bytes;
   }

@@ -4,6 +4,8 @@
 
 #include <vector>
 
+#include "common/transport/direct/wire_format.h"
+
 namespace tandem::transport {
 namespace {
 
@@ -148,6 +150,23 @@ TEST_F(SlotLinkTest, AnImpossibleOfferIsRefused) {
   EXPECT_EQ(receiver.accept("note", pieces).error().code, ErrorCode::kCorruptData);
   std::vector<Piece> many(5, {nullptr, nullptr, kPage});
   EXPECT_EQ(sender.stage(many).error().code, ErrorCode::kInvalidArgument);
+}
+
+// Sizes and places are the peer's word: slots can only be cut apart where they are aligned.
+TEST_F(SlotLinkTest, FramesOfOddSizesAreNotJoinedWhateverTheirSenderSays) {
+  constexpr size_t kOdd = kPage + 4;
+  std::vector<Piece> odd(1, {nullptr, nullptr, kOdd});
+  for (uint64_t slot = 1; slot <= 2; ++slot) {
+    const std::string note = FieldWriter().put(slot).put((slot - 1) * kOdd).take();
+    EXPECT_TRUE(receiver.accept(note, odd));
+  }
+  EXPECT_EQ(grant(1), 0u);
+  EXPECT_EQ(receiver.goes(1), 1u);
+  EXPECT_TRUE(grant(2));
+  EXPECT_EQ(receiver.goes(2), 1u);
+  std::vector<Piece> none(1, {nullptr, nullptr, 0});
+  const std::string note = FieldWriter().put(uint64_t{3}).put(uint64_t{0}).take();
+  EXPECT_EQ(receiver.accept(note, none).error().code, ErrorCode::kCorruptData);
 }
 
 // A peer may still write there: nobody else gets it.
