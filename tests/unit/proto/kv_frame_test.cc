@@ -35,7 +35,7 @@ KvHeaderBytes patched(KvHeaderBytes bytes, size_t offset, T value) {
 
 TEST(KvFrame, FieldsLieWhereTheTableSays) {
   const KvHeaderBytes bytes = encode_kv_header(data_header());
-  EXPECT_EQ(std::memcmp(bytes.data(), "TKVF\x03\x00\x01\x02\x88\x77\x66\x55\x44\x33\x22\x11", 16),
+  EXPECT_EQ(std::memcmp(bytes.data(), "TKVF\x04\x00\x01\x02\x88\x77\x66\x55\x44\x33\x22\x11", 16),
             0);
   const auto at = [&](size_t offset) {
     uint32_t v = 0;
@@ -80,7 +80,7 @@ TEST(KvFrame, FaultsAreToldApart) {
   KvHeaderBytes flipped = good;
   flipped[20] ^= std::byte{1};
   EXPECT_EQ(parse_kv_header(flipped).error().code, ErrorCode::kCorruptData);
-  EXPECT_EQ(parse_kv_header(patched(good, 4, uint16_t{2})).error().code, ErrorCode::kUnsupported);
+  EXPECT_EQ(parse_kv_header(patched(good, 4, uint16_t{3})).error().code, ErrorCode::kUnsupported);
   EXPECT_EQ(parse_kv_header(patched(good, 0, 'X')).error().param, "magic");
 }
 
