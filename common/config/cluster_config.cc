@@ -196,7 +196,7 @@ void describe(SchemaVisitor& v, DispatchSettings& c) {
   v.integer(
       {.key = "local_prefill_below",
        .doc = "Prompts with fewer uncached tokens are prefilled by the decode node itself, longer "
-              "ones where their first token is predicted to come a fifth sooner than from the "
+              "ones where their first token is predicted to come a sixth sooner than from the "
               "prefill nodes. 0: only when no prefill node can be used, or past the deadline.",
        .example = "64"},
       c.local_prefill_below, kOptionalTokens);

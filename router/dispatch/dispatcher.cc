@@ -26,6 +26,12 @@ constexpr double kLeastSlope = 0.02;
 
 bool is_known(const Node& n) { return n.decode_time.observations() >= kAnswersToKnow; }
 
+// What a node says of its prefill, in tokens per second; 0 when it says nothing sensible.
+double reported_rate(const Node& n) {
+  const double rate = n.beat.prefill_tokens_per_second();
+  return rate >= 1 && rate <= 1e9 ? rate : 0;
+}
+
 // Seconds by which every further sequence lengthens the node's step.
 double step_slope(const Node& n, const DecodeTimeModel& time) {
   return std::max(n.beat.step_seconds_per_sequence(), kLeastSlope * time.b());
@@ -175,8 +181,9 @@ NodeView Dispatcher::Impl::view(const Node& n, const Request& r, uint32_t cached
   v.max_context = n.hello.max_context();
   v.open_prefill_tokens = n.open_prefill_tokens;
   v.max_batch_tokens = n.hello.max_batch_tokens();
+  // What was learnt keeps counting; of a node that idled it is a claim, as its report is.
+  v.prefill_rate = n.kept_pace > 0 ? n.kept_pace : reported_rate(n);
   v.rate_learnt = n.pace.observations() >= kPromptsToKnow && now - n.last_first_token <= kKnownFor;
-  v.prefill_rate = v.rate_learnt ? n.pace.per_second() : n.beat.prefill_tokens_per_second();
   v.total_blocks = n.hello.kv_blocks();
   const uint64_t used = std::max<uint64_t>(n.beat.kv_blocks_used(), n.committed_blocks);
   v.free_blocks = static_cast<uint32_t>(v.total_blocks - std::min<uint64_t>(v.total_blocks, used));
@@ -222,8 +229,11 @@ void Dispatcher::Impl::observe_prefill(Node& n, const Request& r, uint32_t cache
   if (r.charged != n.handle) return;
   const TimePoint now = deps_.clock.now();
   const uint64_t computed = r.prefill_ahead - std::min<uint64_t>(r.prefill_ahead, cached);
-  n.pace.observe(static_cast<double>(computed), to_seconds(now - r.charged_at));
+  PrefillPaceModel pace = now - n.last_first_token > kKnownFor ? PrefillPaceModel{} : n.pace;
+  if (!pace.observe(static_cast<double>(computed), to_seconds(now - r.charged_at))) return;
+  n.pace = pace;
   n.last_first_token = now;
+  if (n.pace.observations() >= kPromptsToKnow) n.kept_pace = n.pace.per_second();
 }
 
 bool Dispatcher::Impl::impossible(const Request& r, Error& why) const {
@@ -324,13 +334,16 @@ void Dispatcher::Impl::fill_task(const Request& r, control::Task& task) const {
   }
 }
 
-Duration Dispatcher::Impl::prefill_patience(const Node& n) {
+Duration Dispatcher::Impl::prefill_patience(const Node& n) const {
   // Slower than any machine this was tried on, until the node has told its rate.
   constexpr double kPessimisticRate = 50;
-  const double reported = n.beat.prefill_tokens_per_second();
-  const double rate = reported > 0 ? reported : kPessimisticRate;
+  // A decode node reports what prompts add to its steps, which its answers lengthen as well.
+  double rate = reported_rate(n);
+  if (rate == 0) rate = kPessimisticRate;
+  if (n.kept_pace > 0) rate = std::min(rate, n.kept_pace);
+  const double seconds = 3 * static_cast<double>(n.open_prefill_tokens) / std::max(rate, 1.0);
   return std::chrono::seconds(5) +
-         from_seconds(3 * static_cast<double>(n.open_prefill_tokens) / rate);
+         from_seconds(std::min(seconds, to_seconds(options_.request_timeout)));
 }
 
 void Dispatcher::Impl::start_remote(Request& r, Node& prefill, Node& decode) {

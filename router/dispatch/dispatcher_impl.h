@@ -87,8 +87,9 @@ struct Node {
   bool introduced = false;  // knows of the nodes that it sends KV to
   Breaker breaker;
   DecodeTimeModel decode_time;
-  TimePoint last_answer;  // when decode_time learnt from one
-  PrefillPaceModel pace;
+  TimePoint last_answer;                 // when decode_time learnt from one
+  PrefillPaceModel pace;                 // of the prompts since it last idled
+  double kept_pace = 0;                  // the last that was known; 0: none
   TimePoint last_first_token;            // when pace learnt from one
   size_t slot = PrefixAffinity::kSlots;  // in the prefix index; kSlots: none left
   uint32_t open_requests = 0;
@@ -126,7 +127,7 @@ class Dispatcher::Impl {
   [[nodiscard]] bool impossible(const Request& r, Error& why) const;
   void start_remote(Request& r, Node& prefill, Node& decode);
   // How long a node may take for every prompt it has now, with a margin.
-  [[nodiscard]] static Duration prefill_patience(const Node& node);
+  [[nodiscard]] Duration prefill_patience(const Node& node) const;
   void start_prefill(Request& r);
   void start_local(Request& r, Node& decode, RouteKind kind);
   void start_prefill_only(Request& r, Node& prefill);

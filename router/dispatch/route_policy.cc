@@ -12,6 +12,10 @@ constexpr double kUnknownPrefillRate = 1000;  // tokens per second, until a node
 // A prompt prefilled on a decode node holds up the answers that run there, though no token for
 // longer than its node lets a step take: its first token must come by so much sooner.
 constexpr double kLocalMargin = 1.2;
+// A full prefill node that would be done so much sooner than one with room is waited for.
+constexpr double kWaitMargin = 1.2;
+// How many times quicker than it says a decode node may be that has not prefilled anything long.
+constexpr double kMostDoubt = 10;
 // A second until the first token counts as so many of the answer, which its reader may not notice.
 constexpr double kFirstTokenWeight = 4;
 
@@ -85,13 +89,17 @@ bool any_usable(std::span<const NodeView> nodes, const RouteQuery& q) {
   });
 }
 
-// How soon prompts advance on decode nodes. What such a node says of itself is of the few short
-// prompts that it was given: until longer ones have told, it is taken for as quick as the prefill
-// nodes.
+// How soon prompts advance on decode nodes. What such a node says of itself before the router has
+// learnt it is of the few short prompts that it was given, by which it may look slow. So an idle
+// one is tried as if it were as quick as the prefill nodes, within what it says times kMostDoubt.
 class LocalPrefill {
  public:
   explicit LocalPrefill(std::span<const NodeView> prefill) {
-    for (const NodeView& p : prefill) elsewhere_ = std::max(elsewhere_, p.prefill_rate);
+    for (const NodeView& p : prefill) {
+      if (p.usable && std::isfinite(p.prefill_rate)) {
+        elsewhere_ = std::max(elsewhere_, p.prefill_rate);
+      }
+    }
   }
 
   // Seconds that the prompts there take, before this one.
@@ -105,9 +113,10 @@ class LocalPrefill {
 
  private:
   [[nodiscard]] double rate(const NodeView& node) const {
-    const double rate =
-        node.rate_learnt ? node.prefill_rate : std::max(node.prefill_rate, elsewhere_);
-    return rate > 0 ? rate : kUnknownPrefillRate;
+    const double known = rate_of(node);
+    if (node.rate_learnt || node.open_prefill_tokens > 0) return known;
+    const double most = node.prefill_rate > 0 ? kMostDoubt * known : elsewhere_;
+    return std::max(known, std::min(most, elsewhere_));
   }
   double elsewhere_ = 0;
 };
@@ -151,14 +160,18 @@ Route PredictedFinishPolicy::choose(const RouteQuery& q, std::span<const NodeVie
       },
       prefill_finish);
   const size_t remote = *cheapest(decode, q, can_hold, finish_handed_over);
-  const double elsewhere = kFirstTokenWeight * prefill_finish(prefill[*nearest], q) +
-                           finish_handed_over(decode[remote], q);
   const double at_home = kLocalMargin * kFirstTokenWeight * here.first_token(decode[*local], q) +
                          decode_finish(decode[*local], q);
-  if (q.local_prefill_below > 0 && at_home < elsewhere) {
-    return {RouteKind::kLocalSooner, 0, *local};
-  }
-  if (!p) return {};
+  const auto local_beats = [&](const NodeView& n) {
+    const double elsewhere =
+        kFirstTokenWeight * prefill_finish(n, q) + finish_handed_over(decode[remote], q);
+    return q.local_prefill_below > 0 && at_home < elsewhere;
+  };
+  if (local_beats(prefill[*nearest])) return {RouteKind::kLocalSooner, 0, *local};
+  // Full, but still sooner than the next one: that is waited for.
+  const double soon = kWaitMargin * prefill_finish(prefill[*nearest], q);
+  if (!p || (*p != *nearest && prefill_finish(prefill[*p], q) > soon)) return {};
+  if (local_beats(prefill[*p])) return {RouteKind::kLocalSooner, 0, *local};
   return {RouteKind::kRemote, *p, remote};
 }
 

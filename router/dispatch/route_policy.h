@@ -16,7 +16,7 @@ struct NodeView {
   uint64_t open_prefill_tokens = 0;  // sent and not done
   uint32_t max_batch_tokens = 0;
   double prefill_rate = 0;   // tokens per second, what else it does included; 0: not known
-  bool rate_learnt = false;  // from its first tokens lately; else it is what the node says
+  bool rate_learnt = false;  // from its first tokens; else it is what the node says
   // decode
   uint32_t free_blocks = 0;
   uint32_t total_blocks = 0;
@@ -60,7 +60,8 @@ class RoutePolicy {
                                      std::span<const NodeView> decode) const = 0;
 };
 
-// The least predicted finish time, cached prefixes and queues considered.
+// The least predicted finish time, with the time until the first token counted four times, cached
+// prefixes and queues considered.
 class PredictedFinishPolicy final : public RoutePolicy {
  public:
   [[nodiscard]] Route choose(const RouteQuery& query, std::span<const NodeView> prefill,

@@ -41,11 +41,12 @@ double DecodeTimeModel::predict(double prompt_tokens, double new_tokens) const {
   return std::max(0.0, a_ * prompt_tokens + b_ * new_tokens);
 }
 
-void PrefillPaceModel::observe(double tokens, double seconds) {
-  if (!std::isfinite(seconds) || seconds <= 0 || tokens < kTokensThatTell) return;
+bool PrefillPaceModel::observe(double tokens, double seconds) {
+  if (!std::isfinite(seconds) || seconds <= 0 || tokens < kTokensThatTell) return false;
   tokens_ = tokens_ * kPaceForgetting + tokens;
   seconds_ = seconds_ * kPaceForgetting + seconds;
   ++observations_;
+  return true;
 }
 
 double PrefillPaceModel::per_second() const { return seconds_ > 0 ? tokens_ / seconds_ : 0; }

@@ -30,7 +30,8 @@ class DecodeTimeModel {
 // ways there and back. Old answers fade.
 class PrefillPaceModel {
  public:
-  void observe(double tokens, double seconds);
+  // False when this tells nothing.
+  bool observe(double tokens, double seconds);
   // Tokens per second; 0: not known.
   [[nodiscard]] double per_second() const;
   [[nodiscard]] uint64_t observations() const { return observations_; }

@@ -1,6 +1,8 @@
 // Which nodes a router admits and how it shares work among them: scripted nodes, simulated time.
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "common/proto/versions.h"
 #include "tests/sim/router_sim.h"
 
@@ -162,6 +164,39 @@ TEST(Nodes, AnIdleDecodeNodeIsTriedWhateverShortPromptsMadeItSay) {
   submit_many(c, 3, 10, 1000);
   c.settle(seconds(10));
   EXPECT_GE(d0.count(control::ToNode::kGenerate), 1);
+}
+
+TEST(Nodes, OneThatBecameQuickWhileItIdledIsBelievedAtOnce) {
+  Cluster c(1);
+  FakeNode& p0 = c.add(kPrefill, "p0");
+  FakeNode& d0 = c.add(kDecode, "d0");
+  p0.options.prefill_time = milliseconds(300);
+  d0.options.prefill_time = milliseconds(2000);  // 500 tokens a second
+  for (uint32_t i = 0; i < 12; ++i) {
+    submit_many(c, 2, 10 + 10 * i, 1000);
+    c.settle(seconds(10));
+  }
+  c.run(seconds(20));
+  d0.options.prefill_time = milliseconds(20);
+  const int before = d0.count(control::ToNode::kGenerate);
+  for (uint32_t i = 0; i < 8; ++i) {
+    submit_many(c, 2, 300 + 10 * i, 1000);
+    c.settle(seconds(10));
+  }
+  EXPECT_GE(d0.count(control::ToNode::kGenerate), before + 10);
+}
+
+TEST(Nodes, ReportsOfSpeedMayBeAnything) {
+  for (const double rate : {1e-300, -1.0, 1e300, std::numeric_limits<double>::quiet_NaN()}) {
+    Cluster c(1);
+    c.add(kPrefill, "p0").options.claimed_rate = rate;
+    c.add(kDecode, "d0").options.claimed_rate = rate;
+    for (const char* id : {"p0", "d0"}) c.find(id)->heartbeat();
+    submit_many(c, 4, 10, 1000);
+    c.settle(seconds(10));
+    for (const auto& [id, answer] : c.client->answers) c.expect_right_answer(id);
+    c.expect_no_leaks();
+  }
 }
 
 TEST(Nodes, TokensThatWereCachedDoNotMakeANodeQuick) {

@@ -369,6 +369,45 @@ TEST(PredictedFinish, PromptsThatWaitOnADecodeNodeCount) {
   EXPECT_EQ(policy.choose(query(500), {}, d).decode, 1U);
 }
 
+TEST(PredictedFinish, ANodeThatIsNotLearntIsTriedOnceAndWithinWhatItSays) {
+  const PredictedFinishPolicy policy;
+  std::vector<NodeView> p{prefill_view()};
+  std::vector<NodeView> d{decode_view()};
+  p[0].prefill_rate = 50000;
+  p[0].open_prefill_tokens = 20000;
+  d[0].prefill_rate = 300;  // and it is true
+  EXPECT_EQ(policy.choose(query(4000), p, d).kind, RouteKind::kWait);
+  d[0].prefill_rate = 9000;
+  EXPECT_EQ(policy.choose(query(4000), p, d).kind, RouteKind::kLocalSooner);
+  d[0].open_prefill_tokens = 4000;  // the first trial
+  EXPECT_EQ(policy.choose(query(4000), p, d).kind, RouteKind::kWait);
+  // A node that takes nothing is no measure.
+  d[0].open_prefill_tokens = 0;
+  d[0].prefill_rate = 0;
+  p[0].prefill_rate = 1000;
+  p[0].open_prefill_tokens = 100;
+  p.push_back(prefill_view());
+  p[1].usable = false;
+  p[1].prefill_rate = 1e9;
+  EXPECT_EQ(policy.choose(query(4000), p, d).kind, RouteKind::kRemote);
+}
+
+TEST(PredictedFinish, AFullNodeThatIsDoneSoonerIsWaitedFor) {
+  const PredictedFinishPolicy policy;
+  std::vector<NodeView> p{prefill_view(), prefill_view()};
+  std::vector<NodeView> d{decode_view()};
+  p[0].prefill_rate = 3000;  // done in 1 s, but full
+  p[0].open_prefill_tokens = 2500;
+  p[1].prefill_rate = 250;  // 2 s
+  d[0].prefill_rate = 424;  // 1.18 s
+  d[0].rate_learnt = true;
+  EXPECT_EQ(policy.choose(query(500), p, d).kind, RouteKind::kWait);
+  p[1].prefill_rate = 450;  // 1.1 s
+  const Route route = policy.choose(query(500), p, d);
+  EXPECT_EQ(route.kind, RouteKind::kRemote);
+  EXPECT_EQ(route.prefill, 1U);
+}
+
 TEST(PredictedFinish, NodesMayReportAnything) {
   const PredictedFinishPolicy policy;
   std::vector<NodeView> p{prefill_view()};
@@ -380,7 +419,7 @@ TEST(PredictedFinish, NodesMayReportAnything) {
     d[0].open_requests = 1;
     for (const uint64_t open : {0, 500}) {
       p[0].open_prefill_tokens = d[0].open_prefill_tokens = open;
-      EXPECT_NE(policy.choose(query(500), p, d).kind, RouteKind::kWait);
+      (void)policy.choose(query(500), p, d);
       EXPECT_EQ(policy.choose(query(500), {}, d).kind, RouteKind::kLocalOnly);
     }
     std::vector<NodeView> alone{d[0]};
@@ -391,11 +430,11 @@ TEST(PredictedFinish, NodesMayReportAnything) {
 TEST(PrefillPace, IsOfTheLastPromptsAndWeighsLongOnesMore) {
   PrefillPaceModel pace;
   EXPECT_EQ(pace.per_second(), 0);
-  pace.observe(100, 0);  // nothing to learn from
-  pace.observe(63, 1);
-  pace.observe(100, -1);
+  EXPECT_FALSE(pace.observe(100, 0));  // nothing to learn from
+  EXPECT_FALSE(pace.observe(63, 1));
+  EXPECT_FALSE(pace.observe(100, -1));
   EXPECT_EQ(pace.observations(), 0U);
-  pace.observe(1000, 0.1);
+  EXPECT_TRUE(pace.observe(1000, 0.1));
   EXPECT_DOUBLE_EQ(pace.per_second(), 10000);
   pace.observe(100, 0.01);
   EXPECT_DOUBLE_EQ(pace.per_second(), 1000 / 0.1);  // 0.9 of the old, and the new
