@@ -5,28 +5,35 @@
 #include "common/base/process_limits.h"
 #include "common/engine/cpu/cpu_ops.h"
 #include "common/engine/cuda/cuda_ops.h"
+#include "common/engine/cuda/supported_model.h"
 
 namespace tandem::node {
 namespace {
+
+engine::CudaOptions cuda_options(const ClusterConfig& config, const NodeSettings& settings,
+                                 const NodeModel& model) {
+  engine::CudaOptions options;
+  options.device = static_cast<int>(model.device.index);
+  options.max_rows = settings.max_batch_tokens;
+  options.max_context = model.max_context;
+  options.max_sequences = settings.max_sequences;
+  options.memory_utilization = gpu_memory_share(config, settings);
+  options.libraries = config.gpu.libraries;
+  options.kv_layout = model.layout;
+  options.kv_blocks = model.blocks;
+  options.later = model.later;
+  if (settings.quantization == QuantizationChoice::kFp8)
+    options.quantization = engine::Quantization::kFp8;
+  return options;
+}
 
 Result<std::unique_ptr<engine::Ops>> create_ops(const ClusterConfig& config,
                                                 const NodeSettings& settings,
                                                 const std::string& cache_dir, uint32_t tails,
                                                 const NodeModel& model) {
   if (model.device.cuda) {
-    engine::CudaOptions options;
-    options.device = static_cast<int>(model.device.index);
-    options.max_rows = settings.max_batch_tokens;
-    options.max_context = model.max_context;
-    options.max_sequences = settings.max_sequences;
-    options.memory_utilization = gpu_memory_share(config, settings);
-    options.libraries = config.gpu.libraries;
-    options.kv_layout = model.layout;
-    options.kv_blocks = model.blocks;
+    engine::CudaOptions options = cuda_options(config, settings, model);
     options.kv_tails = tails;
-    options.later = model.later;
-    if (settings.quantization == QuantizationChoice::kFp8)
-      options.quantization = engine::Quantization::kFp8;
     options.cache_dir = cache_dir;
     return engine::create_cuda_ops(options, model.checkpoint->config());
   }
@@ -48,6 +55,12 @@ Status size_pool(const ClusterConfig& config, const NodeSettings& settings, engi
 }
 
 }  // namespace
+
+Status check_engine(const ClusterConfig& config, const NodeSettings& settings,
+                    const NodeModel& planned, const model::ModelConfig& model) {
+  if (!planned.device.cuda) return {};
+  return engine::check_supported(cuda_options(config, settings, planned), model);
+}
 
 Result<PooledEngine> give_pool(std::shared_ptr<engine::Ops> ops,
                                std::shared_ptr<engine::Engine> engine, const kv::KvLayout& layout,

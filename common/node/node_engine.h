@@ -14,6 +14,12 @@
 
 namespace tandem::node {
 
+// Whether the engine of the node's device runs this model as the settings ask; an error's param is
+// a field of the model's config.json, a key of the node or kv.format. Reads no weights, opens no
+// card.
+[[nodiscard]] Status check_engine(const ClusterConfig& config, const NodeSettings& settings,
+                                  const NodeModel& planned, const model::ModelConfig& model);
+
 // An engine and the memory of the pool that its steps work on. The step function is made, called
 // and destroyed on one device thread; the memory goes to the control thread's store.
 struct PooledEngine {

@@ -6,6 +6,7 @@
 #include "common/model/sampling_defaults.h"
 #include "common/model/text.h"
 #include "common/node/cpu_tail.h"
+#include "common/node/node_engine.h"
 #include "common/node/node_model.h"
 #include "common/node/node_transport.h"
 #include "common/preflight/rules.h"
@@ -69,6 +70,17 @@ bool check_pool(const ClusterConfig& config, const Planned& plan, uint32_t conte
                         "raise it to " + approximate_size(whole * plan.model.layout.block_bytes()) +
                             " or more, or lower model.max_context"));
   return true;
+}
+
+// kv.format is judged with the cards.
+void check_engine(const ClusterConfig& config, const Planned& plan, const model::ModelConfig& model,
+                  Findings& out) {
+  const Node& node = *plan.node;
+  const Status runs = node::check_engine(config, *node.settings, plan.model, model);
+  if (runs || runs.error().param == "kv.format") return;
+  const std::string& param = runs.error().param;
+  const bool own = param == "max_batch_tokens" || param == "quantization";
+  out.push_back(finding_of(node.key(own ? param : "device"), runs.error()));
 }
 
 void check_tail(const ClusterConfig& config, const Planned& plan, Findings& out) {
@@ -179,6 +191,7 @@ void check_model(const ClusterConfig& config, std::span<const Node> nodes, const
     each_fits &=
         check_pool(config, plans.back(), node::wanted_context(config.model, model), machine, out);
     check_tail(config, plans.back(), out);
+    check_engine(config, plans.back(), model, out);
   }
   if (each_fits) check_host_memory(config, plans, machine, out);
   check_card_memory(config, plans, machine, out);

@@ -9,6 +9,8 @@ namespace {
 constexpr uint32_t kWarps = 4;
 constexpr uint32_t kDimsPerLane = kMaxHeadDim / kWarp;
 
+static_assert(uint64_t{kMaxStepRows} * kMaxHeads <= UINT32_MAX);
+
 struct Args {
   DeviceStep step;
   DecodeShape shape;

@@ -23,6 +23,9 @@ constexpr uint32_t kUnitsOfOne = 132;
 // What a unit costs besides its pages, in pages: loading queries, merging warps.
 constexpr uint64_t kUnitPages = 4;
 
+// DecodeUnit::first_column.
+static_assert(kDecodeRows * kMaxHeads - kDecodeColumns <= UINT16_MAX);
+
 constexpr uint32_t divided_up(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
 // Cuts at multiples of a block's walkers give all of them the same number of pages.
 constexpr uint32_t walkers_of(const DecodeShape& shape) { return decode_walkers(shape.head_dim); }

@@ -19,6 +19,9 @@ namespace {
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kMostHeads = 4;  // query heads in flight in a lane
 
+// Rows of a block are those of its warps at least.
+static_assert(kMaxStepRows <= uint64_t{kThreads / kWarp} * kMaxGridY);
+
 // How lanes of a warp spread over rows and heads: 2^log_heads heads, the others rows.
 struct Spread {
   uint32_t log_heads;

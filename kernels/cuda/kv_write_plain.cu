@@ -14,6 +14,8 @@ namespace {
 constexpr uint32_t kWarps = 8;
 constexpr uint32_t kThreads = kWarps * kWarp;
 
+static_assert(uint64_t{kMaxStepRows} * kMaxHeads <= UINT32_MAX);
+
 struct Args {
   DeviceStep step;
   HeadRows rows;

@@ -13,10 +13,12 @@
 // allocate or synchronize.
 namespace tandem::cuda {
 
-// What these kernels take, for engines to refuse the rest before they load it.
+// What these kernels take, for engines to refuse the rest before they load it. kv_write counts rows
+// along y, eight or more a block; plain kernels count rows times heads in 32 bits, as tiles of
+// prefill do; units of decode attention count columns, rows times heads of a group, in 16.
 inline constexpr uint32_t kMaxHeadDim = 256;
-inline constexpr uint32_t kMaxHeads = 4096;         // of queries
-inline constexpr uint32_t kMaxStepRows = 1U << 18;  // grids count them along y, a few at a time
+inline constexpr uint32_t kMaxHeads = 4096;  // of queries
+inline constexpr uint32_t kMaxStepRows = 1U << 18;
 
 // One sequence's part of a step (engine::SequenceView on the device).
 struct SequenceSlot {

@@ -13,7 +13,7 @@ namespace {
 tl::unexpected<Error> refuse(std::string_view field, uint64_t value, const std::string& taken) {
   return fail(ErrorCode::kUnsupported,
               std::string(field) + " is " + std::to_string(value) + ", and the CUDA engine takes " +
-                  taken + ": serve this model with device cpu",
+                  taken + "; serve this model with device cpu",
               std::string(field));
 }
 
@@ -49,11 +49,11 @@ Status check_supported(const CudaOptions& options, const model::ModelConfig& mod
     return fail(ErrorCode::kUnsupported,
                 "max_batch_tokens is " + std::to_string(options.max_rows) +
                     ", and the CUDA engine takes at most " + std::to_string(cuda::kMaxStepRows) +
-                    " tokens a step: lower it",
+                    " tokens a step; lower it",
                 "max_batch_tokens");
   if (options.kv_layout && options.kv_layout->format == kv::KvFormat::kF32)
     return fail(ErrorCode::kUnsupported,
-                "kv.format is f32, which the CUDA engine does not keep: use bf16", "kv.format");
+                "kv.format is f32, which the CUDA engine does not keep; use bf16", "kv.format");
   return {};
 }
 

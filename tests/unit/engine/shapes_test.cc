@@ -52,14 +52,14 @@ Scene random_scene(Dice& dice, const model::ModelConfig& config, const Backend& 
     o.max_rows = 300;
   }
   if (config.vocab > 20000 || backend.slow) o.sequences = std::min(o.sequences, 17U);
-  // Pages that are filled with dirt in a moment.
-  const uint64_t values = uint64_t{config.layers} * config.kv_heads * config.head_dim * o.positions;
-  const uint64_t pools = std::clamp<uint64_t>(10'000'000 / values, 1, o.sequences);
-  o.sequences = static_cast<uint32_t>(pools);
   if (dice.chance(35)) {
     o.verify_rows = dice.of({2U, 3U, 4U, 5U, 8U, 15U, 16U});
     o.sequences = dice.of({1U, 1U, 2U, 3U, 8U, 17U});
   }
+  // Pages that are filled with dirt in a moment.
+  const uint64_t values = uint64_t{config.layers} * config.kv_heads * config.head_dim * o.positions;
+  const uint64_t pools = std::clamp<uint64_t>(10'000'000 / values, 1, o.sequences);
+  o.sequences = static_cast<uint32_t>(pools);
   o.fp8_weights = suits_fp8 && backend.has_fp8;
   // What the CPU multiplies in a fraction of a second.
   uint64_t weights = uint64_t{config.vocab} * config.hidden;
@@ -97,7 +97,18 @@ double tolerance_of(const Backend& backend, kv::KvFormat format) {
   if (backend.chunk_tolerance > 0)
     return Variant{.name = {}, .backend = backend, .format = format}.chunk_tolerance();
   // Both in float32: now and then a value lies where the other engine rounds it to its neighbour.
-  return format == kv::KvFormat::kF32 ? 1e-4 : 5e-2;
+  switch (format) {
+    case kv::KvFormat::kF32:
+      return 1e-4;
+    case kv::KvFormat::kBf16:
+    case kv::KvFormat::kInt8:
+      return 1e-2;
+    case kv::KvFormat::kFp8E4M3:
+    case kv::KvFormat::kK8V4:
+    case kv::KvFormat::kInt4:
+      break;
+  }
+  return 5e-2;
 }
 
 // One row of one step.
@@ -403,6 +414,8 @@ class Verdict {
     const size_t spared = mixture ? (rows_.size() * 15 + 99) / 100 : 0;
     const auto rest = std::span(rows_).subspan(spared);
     const double all = average(rest, [](const RowDistance& r) { return r.logits; });
+    // Of a model that makes more of roundings nothing can be told: its seed is none for this suite.
+    EXPECT_LE(average(rest, [](const RowDistance& r) { return r.noise; }), 0.25);
     EXPECT_LE(all, std::max(tolerance_, 2 * noise_));
     for (const RowDistance& r : rest.first(std::min<size_t>(rest.size(), 5)))
       EXPECT_LE(excess(r), 1) << "step " << r.step << ", sequence " << r.sequence << ", position "

@@ -235,6 +235,31 @@ TEST_F(Judge, CardsThatAreNotThereOrTooSmall) {
               HasSubstr("kv.format: f32"));
 }
 
+#ifdef TANDEM_TEST_CUDA_BUILD  // others refuse the device itself
+TEST_F(Judge, AModelThatTheCardsEngineDoesNotRun) {
+  const std::string large =
+      "decode: [{device: cuda, max_batch_tokens: 500000, kv_memory: 1GiB}]\nprefill: []";
+  EXPECT_THAT(only(judge_lines(large, with_cards(1, 140)), true),
+              AllOf(HasSubstr("decode[0].max_batch_tokens"), HasSubstr("at most 262144")));
+  std::filesystem::copy(TANDEM_MODELS "/chat-6m", folder_ / "wide");
+  std::ifstream file(folder_ / "wide/config.json");
+  std::string config((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const size_t old = config.find("\"head_dim\"");
+  if (old != config.npos) config.erase(old, config.find(',', old) + 1 - old);
+  config.insert(config.find('{') + 1, "\"head_dim\": 258,");
+  std::filesystem::permissions(folder_ / "wide/config.json", std::filesystem::perms::owner_all);
+  write("wide/config.json", config);
+  const std::string model = "model: {path: " + (folder_ / "wide").string() +
+                            ", load_format: dummy}\n"
+                            "router: {http: {port: 0}, control: {port: 0}}\n";
+  EXPECT_THAT(only(judge_file(model + "decode: [{device: cuda, kv_memory: 1GiB}]\nprefill: []",
+                              with_cards(1, 140)),
+                   true),
+              AllOf(HasSubstr("decode[0].device"), HasSubstr("head_dim is 258")));
+  EXPECT_THAT(judge_file(model + "decode: [{kv_memory: 1GiB}]\nprefill: []"), IsEmpty());
+}
+#endif
+
 TEST_F(Judge, NodesOnOneCardThatTogetherWantMoreThanItHas) {
   const auto both = [](const std::string& other) {
     return "decode: [{device: \"" + other +
