@@ -160,7 +160,7 @@ void ThreadedTransport::handle(Meet&& m) {
   if (const Status reached = connect(m.address); !reached) {
     return events_.on_meet_failed(m.name, reached.error());
   }
-  introduced_[m.address] = std::move(m.name);
+  if (!has_stood(m.address)) introduced_[m.address] = std::move(m.name);
 }
 
 void ThreadedTransport::cannot_be_met(const std::string& address, const Error& why) {

@@ -70,6 +70,8 @@ class ThreadedTransport : public Transport {
   [[nodiscard]] virtual Status check_address(const std::string& address) const = 0;
 
   // ---- the transport's thread ----
+  // Whether the connection to that receiver has ever been used or ready: it has been met.
+  [[nodiscard]] virtual bool has_stood(const std::string& address) const = 0;
   [[nodiscard]] virtual Status set_up() = 0;
   virtual void loop(const std::stop_token& stop) = 0;  // after a good set_up()
   virtual void tear_down() = 0;

@@ -81,6 +81,10 @@ class DirectTransport final : public ThreadedTransport {
     guests_.clear();
   }
   Status connect(const std::string& address) override;
+  bool has_stood(const std::string& address) const override {
+    const auto peer = peers_.find(address);
+    return peer != peers_.end() && peer->second->stands();
+  }
   void send_post(KvPost post, const std::string& address) override;
   void tell(const SendTable::Route& route, KvFrameKind kind, const Error& error) override;
   bool advance();

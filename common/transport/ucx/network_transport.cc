@@ -89,6 +89,10 @@ class NetworkTransportImpl final : public NetworkTransport {
   }
 
   // ---- the UCX thread ----
+  bool has_stood(const std::string& address) const override {
+    const auto peer = peers_.find(address);
+    return peer != peers_.end() && peer->second.named;
+  }
   Status set_up() override;
   void loop(const std::stop_token& stop) override;
   void tear_down() override { worker_.reset(); }  // on the thread that made it
