@@ -1,5 +1,6 @@
 #include "common/transport/nccl/nccl_build.h"
 
+#include <optional>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -51,7 +52,7 @@ Status greet(const NcclApi& api, std::byte* greeting, const NcclBuilder::Plan& p
 }  // namespace
 
 struct NcclBuilder::Build::State {
-  int device = 0;
+  std::optional<Plan> plan;  // set by begin()
   std::mutex mutex;
   std::condition_variable changed;
   bool unwanted = false;
@@ -73,11 +74,21 @@ NcclBuilder::Built NcclBuilder::Build::take() {
 
 void NcclBuilder::Build::give_up() {
   if (state_ == nullptr) return;
-  const cuda::DeviceScope scope(state_->device);
-  Built untaken;
-  std::lock_guard lock(state_->mutex);
+  std::unique_lock lock(state_->mutex);
   state_->unwanted = true;
-  std::swap(untaken, state_->built);  // ends once the lock is free
+  state_->changed.notify_all();
+  if (!state_->plan) return;
+  const cuda::DeviceScope scope(state_->plan->device);
+  {
+    const Built untaken = std::exchange(state_->built, {});
+    lock.unlock();
+  }
+}
+
+void NcclBuilder::Build::begin(const Plan& plan) {
+  std::lock_guard lock(state_->mutex);
+  state_->plan = plan;
+  state_->changed.notify_all();
 }
 
 NcclBuilder::~NcclBuilder() {
@@ -91,26 +102,33 @@ NcclBuilder::~NcclBuilder() {
   }
 }
 
-void NcclBuilder::run(const NcclApi& api, std::byte* greeting, const Plan& plan,
-                      Build::State& state) {
-  const auto unwanted = [&] {
+Status NcclBuilder::make(const NcclApi& api, std::byte* greeting, const Plan& plan,
+                         Build::State& state, Built& built) {
+  TANDEM_CUDA_TRY(cudaSetDevice(plan.device));
+  TANDEM_ASSIGN(built.stream, cuda::Stream::create(cuda::StreamPriority::kHigh));
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  if (plan.ctas > 0) config.maxCTAs = plan.ctas;
+  ncclComm_t comm = nullptr;
+  const ncclResult_t made =
+      api.ncclCommInitRankConfig(&comm, plan.ranks, plan.id, plan.rank, &config);
+  built.owner.reset({comm, api.ncclCommAbort});
+  TANDEM_TRY(api.status(made, "ncclCommInitRankConfig", nullptr));
+  return greet(api, greeting, plan, built, [&] {
     std::lock_guard lock(state.mutex);
     return state.unwanted;
-  };
+  });
+}
+
+void NcclBuilder::run(const NcclApi& api, std::byte* greeting, Build::State& state) {
+  std::optional<Plan> plan;
+  {
+    std::unique_lock lock(state.mutex);
+    state.changed.wait(lock, [&] { return state.plan || state.unwanted; });
+    if (!state.unwanted) plan = state.plan;
+  }
   Built built;
-  const auto make = [&]() -> Status {
-    TANDEM_CUDA_TRY(cudaSetDevice(plan.device));
-    TANDEM_ASSIGN(built.stream, cuda::Stream::create(cuda::StreamPriority::kHigh));
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    if (plan.ctas > 0) config.maxCTAs = plan.ctas;
-    ncclComm_t comm = nullptr;
-    const ncclResult_t made =
-        api.ncclCommInitRankConfig(&comm, plan.ranks, plan.id, plan.rank, &config);
-    built.owner.reset({comm, api.ncclCommAbort});
-    TANDEM_TRY(api.status(made, "ncclCommInitRankConfig", nullptr));
-    return greet(api, greeting, plan, built, unwanted);
-  };
-  Status outcome = make();
+  Status outcome = plan ? make(api, greeting, *plan, state, built)
+                        : fail(ErrorCode::kCancelled, "nccl: the connection is gone");
   {
     std::lock_guard lock(state.mutex);
     if (outcome && !state.unwanted) state.built = std::move(built);
@@ -122,31 +140,33 @@ void NcclBuilder::run(const NcclApi& api, std::byte* greeting, const Plan& plan,
   state.changed.notify_all();
 }
 
-Result<NcclBuilder::Build> NcclBuilder::start(const Plan& plan) {
+Result<std::vector<NcclBuilder::Build>> NcclBuilder::prepare(size_t count) {
   std::erase_if(under_way_, [](const auto& known) {
     const auto state = known.lock();
     if (state == nullptr) return true;
     std::lock_guard lock(state->mutex);
     return state->ended;
   });
-  if (under_way_.size() >= kMostUnderWay) {
+  if (under_way_.size() + count > kMostUnderWay) {
     return fail(ErrorCode::kResourceExhausted,
                 "nccl: " + std::to_string(under_way_.size()) +
                     " communicators are being built already; are peers frozen?");
   }
-  Build build;
-  build.state_ = std::make_shared<Build::State>();
-  build.state_->device = plan.device;
-  try {
-    std::thread([api = api_, greeting = greeting_, plan, state = build.state_] {
-      run(*api, greeting.get(), plan, *state);
-    }).detach();
-  } catch (const std::system_error& error) {
-    return fail(ErrorCode::kResourceExhausted,
-                std::string("nccl: cannot start a thread for a communicator: ") + error.what());
+  std::vector<Build> builds(count);
+  for (Build& build : builds) {
+    build.state_ = std::make_shared<Build::State>();
+    try {
+      std::thread([api = api_, greeting = greeting_, state = build.state_] {
+        run(*api, greeting.get(), *state);
+      }).detach();
+    } catch (const std::system_error& error) {
+      build.state_.reset();  // those before it end, as nobody has begun them
+      return fail(ErrorCode::kResourceExhausted,
+                  std::string("nccl: cannot start a thread for a communicator: ") + error.what());
+    }
+    under_way_.push_back(build.state_);
   }
-  under_way_.push_back(build.state_);
-  return build;
+  return builds;
 }
 
 }  // namespace tandem::transport

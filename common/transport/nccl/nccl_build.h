@@ -51,6 +51,7 @@ class NcclBuilder {
       state_ = std::move(other.state_);
       return *this;
     }
+    void begin(const Plan& plan);  // once; the thread waits for it
     // Whether it can be taken. An error: it will never be built.
     [[nodiscard]] Result<bool> done() const;
     [[nodiscard]] Built take();  // once, when done()
@@ -72,12 +73,15 @@ class NcclBuilder {
   NcclBuilder(const NcclBuilder&) = delete;
   NcclBuilder& operator=(const NcclBuilder&) = delete;
 
+  // Threads for so many communicators, all of them or none, before a peer counts on them.
   // kResourceExhausted: too many are under way, of which frozen peers hold the threads, or the
   // system gives no thread.
-  [[nodiscard]] Result<Build> start(const Plan& plan);
+  [[nodiscard]] Result<std::vector<Build>> prepare(size_t count);
 
  private:
-  static void run(const NcclApi& api, std::byte* greeting, const Plan& plan, Build::State& state);
+  static void run(const NcclApi& api, std::byte* greeting, Build::State& state);
+  static Status make(const NcclApi& api, std::byte* greeting, const Plan& plan, Build::State& state,
+                     Built& built);
 
   const std::shared_ptr<const NcclApi> api_;
   const std::shared_ptr<std::byte> greeting_;  // a thread may outlive the builder

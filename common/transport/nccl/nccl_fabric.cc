@@ -1,6 +1,7 @@
 #include "common/transport/nccl/nccl_fabric.h"
 
 #include <cstring>
+#include <map>
 #include <random>
 #include <utility>
 
@@ -11,6 +12,8 @@ namespace tandem::transport {
 namespace {
 
 constexpr uint32_t kMostLanes = 4;
+// A receiver answers within this time, or its connection is given up.
+constexpr Duration kGreetingTime = std::chrono::seconds(10);
 
 struct PeerHello {
   std::string version;
@@ -78,19 +81,40 @@ class NcclFabric final : public Fabric {
   }
   Result<std::string> hello(bool sender) override {
     PeerHello hello = self_;
+    if (sender) prune_prepared();
+    std::vector<NcclBuilder::Build> builds;
+    if (sender) {
+      // Before the receiver builds anything that would wait for this side.
+      TANDEM_ASSIGN(builds, builder_->prepare(options_.lanes));
+    }
     for (uint32_t i = 0; sender && i < options_.lanes; ++i) {
       ncclUniqueId& id = hello.ids.emplace_back();
       TANDEM_TRY(api_->status(api_->ncclGetUniqueId(&id), "ncclGetUniqueId", nullptr));
     }
-    return encode(hello);
+    std::string text = encode(hello);
+    if (sender) prepared_[text] = {clock_.now(), std::move(builds)};
+    return text;
   }
   Result<std::unique_ptr<Link>> open(bool sender, const std::string& own,
                                      const std::string& peer) override;
 
  private:
+  // A sender's threads for the connection of one hello, until it is opened or given up.
+  struct Prepared {
+    TimePoint since;
+    std::vector<NcclBuilder::Build> builds;
+  };
+  void prune_prepared() {
+    std::erase_if(prepared_, [now = clock_.now()](const auto& entry) {
+      return now - entry.second.since > kGreetingTime;
+    });
+  }
+
   const NcclOptions options_;
+  SteadyClock clock_;
   std::shared_ptr<const NcclApi> api_;
   std::unique_ptr<NcclBuilder> builder_;
+  std::map<std::string, Prepared> prepared_;  // by hello; the transport's thread; before builder_
   PeerHello self_;
   cuda::DeviceBuffer memory_;  // of both kinds of slots
   SlotSpace send_slots_;
@@ -148,7 +172,10 @@ Result<std::unique_ptr<Link>> NcclFabric::open(bool sender, const std::string& o
       .device = options_.copier.device,
       .ctas = options_.ctas,
       .group = {options_.most_grouped, options_.group_bytes}};
-  return NcclLink::create(shared, sender, ids, self ? self_pair(ids.front()) : nullptr);
+  std::vector<NcclBuilder::Build> builds;
+  if (auto prepared = prepared_.extract(own)) builds = std::move(prepared.mapped().builds);
+  return NcclLink::create(shared, sender, ids, self ? self_pair(ids.front()) : nullptr,
+                          std::move(builds));
 }
 
 }  // namespace

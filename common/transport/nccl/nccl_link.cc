@@ -11,19 +11,24 @@ namespace tandem::transport {
 
 Result<std::unique_ptr<NcclLink>> NcclLink::create(const NcclShared& shared, bool sender,
                                                    std::span<const ncclUniqueId> ids,
-                                                   std::shared_ptr<SelfPair> self) {
+                                                   std::shared_ptr<SelfPair> self,
+                                                   std::vector<NcclBuilder::Build> builds) {
   auto link = std::unique_ptr<NcclLink>(new NcclLink(shared, sender, std::move(self)));
   if (link->self_ && !sender) return link;  // the sender's rank does the receiving as well
   // A communicator of one rank takes 390 MiB, and a self-test wants no speed.
-  for (const ncclUniqueId& id : link->self_ ? ids.first(1) : ids) {
+  const auto lanes = link->self_ ? ids.first(1) : ids;
+  if (builds.size() < lanes.size()) {
+    TANDEM_ASSIGN(builds, shared.builder.prepare(lanes.size()));
+  }
+  for (size_t i = 0; i < lanes.size(); ++i) {
     const NcclBuilder::Plan plan{.device = shared.device,
                                  .ranks = link->self_ ? 1 : 2,
                                  .rank = sender ? 0 : 1,
-                                 .id = id,
+                                 .id = lanes[i],
                                  .ctas = shared.ctas};
-    TANDEM_ASSIGN(NcclBuilder::Build build, shared.builder.start(plan));
+    builds[i].begin(plan);
     link->lanes_.push_back(
-        std::make_unique<NcclLane>(shared.api, std::move(build), plan, shared.group));
+        std::make_unique<NcclLane>(shared.api, std::move(builds[i]), plan, shared.group));
   }
   return link;
 }

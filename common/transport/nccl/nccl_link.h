@@ -33,11 +33,11 @@ struct NcclShared {
 // while another's ends. Transport thread only.
 class NcclLink final : public SlotLink {
  public:
-  // One lane for each id. `self`: null between processes. Starts building the communicators.
-  [[nodiscard]] static Result<std::unique_ptr<NcclLink>> create(const NcclShared& shared,
-                                                                bool sender,
-                                                                std::span<const ncclUniqueId> ids,
-                                                                std::shared_ptr<SelfPair> self);
+  // One lane for each id. `self`: null between processes. Begins to build the communicators, in
+  // `builds`, which a sender prepared before it told the ids, or in its own.
+  [[nodiscard]] static Result<std::unique_ptr<NcclLink>> create(
+      const NcclShared& shared, bool sender, std::span<const ncclUniqueId> ids,
+      std::shared_ptr<SelfPair> self, std::vector<NcclBuilder::Build> builds = {});
   ~NcclLink() override;  // aborts what is under way
 
   std::string detail() const override { return self_ ? "one GPU" : "peer GPU"; }

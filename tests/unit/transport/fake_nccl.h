@@ -16,7 +16,7 @@ enum class FakeId : char { kGood, kBad };
 class FakeNccl {
  public:
   static void reset() {
-    made_ = aborted_ = 0;
+    made_ = aborted_ = asked_ = 0;
     held_ = false;
     found_ = ncclSuccess;
   }
@@ -27,6 +27,7 @@ class FakeNccl {
   }
   // What ncclCommGetAsyncError() finds from now on.
   static void fail(ncclResult_t found) { found_ = found; }
+  [[nodiscard]] static int asked() { return asked_; }  // for a communicator
   [[nodiscard]] static int made() { return made_; }
   [[nodiscard]] static int aborted() { return aborted_; }
   [[nodiscard]] static ncclUniqueId id(FakeId kind) {
@@ -39,6 +40,7 @@ class FakeNccl {
     api->ncclGetErrorString = [](ncclResult_t) { return "refused by the fake"; };
     api->ncclGetLastError = [](ncclComm_t) { return ""; };
     api->ncclCommInitRankConfig = [](ncclComm_t* comm, int, ncclUniqueId id, int, ncclConfig_t*) {
+      ++asked_;
       held_.wait(true);
       if (id.internal[0] == static_cast<char>(FakeId::kBad)) return ncclSystemError;
       *comm = reinterpret_cast<ncclComm_t>(uintptr_t{16} * static_cast<uintptr_t>(++made_));
@@ -65,6 +67,7 @@ class FakeNccl {
   }
 
  private:
+  static inline std::atomic<int> asked_{0};
   static inline std::atomic<int> made_{0};
   static inline std::atomic<int> aborted_{0};
   static inline std::atomic<bool> held_{false};

@@ -7,19 +7,20 @@
 
 #include <atomic>
 #include <cerrno>
+#include <climits>
 #include <thread>
 
 #include "common/transport/nccl/nccl_link.h"
 #include "tests/unit/transport/fake_nccl.h"
 
 namespace {
-std::atomic<bool> no_threads{false};
+std::atomic<int> threads_left{INT_MAX};
 }
 
 // In place of the C library's: a system that has no thread left.
 extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
                               void* (*start)(void*), void* argument) noexcept {
-  if (no_threads) return EAGAIN;
+  if (threads_left-- <= 0) return EAGAIN;
   static const auto real =
       reinterpret_cast<decltype(&pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"));
   return real(thread, attributes, start, argument);
@@ -47,16 +48,20 @@ class NcclBuild : public ::testing::Test {
     FakeNccl::reset();
   }
   ~NcclBuild() override {
-    no_threads = false;
+    threads_left = INT_MAX;
     FakeNccl::hold(false);
   }
   static NcclBuilder::Plan plan(FakeId kind = FakeId::kGood) {
     return {.device = 3, .id = FakeNccl::id(kind)};
   }
   NcclBuilder::Build start() {
-    auto build = builder_.start(plan());
-    EXPECT_TRUE(build);
-    return build ? std::move(*build) : NcclBuilder::Build();
+    auto builds = builder_.prepare(1);
+    EXPECT_TRUE(builds);
+    if (!builds) return {};
+    const int asked = FakeNccl::asked();
+    builds->front().begin(plan());
+    EXPECT_TRUE(until([&] { return FakeNccl::asked() > asked; }));
+    return std::move(builds->front());
   }
   const std::shared_ptr<const NcclApi> api_ = FakeNccl::api();
   NcclBuilder builder_{
@@ -134,7 +139,7 @@ TEST_F(NcclBuild, RefusesMoreThanItsShareOfThreadsUntilSomeHaveEnded) {
   for (size_t i = 0; i < NcclBuilder::kMostUnderWay; ++i) {
     const NcclBuilder::Build given_up = start();  // its thread stays
   }
-  auto refused = builder_.start(plan());
+  auto refused = builder_.prepare(1);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::kResourceExhausted);
   EXPECT_NE(refused.error().detail.find("32 communicators"), std::string::npos);
@@ -144,13 +149,13 @@ TEST_F(NcclBuild, RefusesMoreThanItsShareOfThreadsUntilSomeHaveEnded) {
   ASSERT_FALSE(link);
   EXPECT_EQ(link.error().code, ErrorCode::kResourceExhausted);
   FakeNccl::hold(false);
-  EXPECT_TRUE(until([&] { return builder_.start(plan()).has_value(); }));
+  EXPECT_TRUE(until([&] { return builder_.prepare(1).has_value(); }));
 }
 
 TEST_F(NcclBuild, ASystemWithoutThreadsIsAnError) {
-  no_threads = true;
-  const auto refused = builder_.start(plan());
-  no_threads = false;
+  threads_left = 0;
+  const auto refused = builder_.prepare(1);
+  threads_left = INT_MAX;
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::kResourceExhausted);
   EXPECT_NE(refused.error().detail.find("cannot start a thread"), std::string::npos);
@@ -158,14 +163,39 @@ TEST_F(NcclBuild, ASystemWithoutThreadsIsAnError) {
   EXPECT_TRUE(until([&] { return ended(build); }));
 }
 
+// A peer whose communicators have one rank only would wait for the other for good.
+TEST_F(NcclBuild, AllCommunicatorsOfAConnectionAreBegunOrNone) {
+  const std::vector<ncclUniqueId> ids{FakeNccl::id(FakeId::kGood), FakeNccl::id(FakeId::kGood)};
+  threads_left = 1;
+  const auto link = NcclLink::create(shared_, false, ids, nullptr);
+  threads_left = INT_MAX;
+  ASSERT_FALSE(link);
+  EXPECT_EQ(link.error().code, ErrorCode::kResourceExhausted);
+  FakeNccl::hold(true);
+  std::vector<NcclBuilder::Build> builds;
+  for (size_t i = 0; i + 1 < NcclBuilder::kMostUnderWay; ++i) builds.push_back(start());
+  EXPECT_FALSE(builder_.prepare(2));
+  EXPECT_TRUE(builder_.prepare(1));
+  FakeNccl::hold(false);
+  EXPECT_TRUE(until([] { return FakeNccl::made() + 1 == NcclBuilder::kMostUnderWay; }));
+}
+
+// What a sender prepared for a hello that nobody answered ends without having asked NCCL.
+TEST_F(NcclBuild, WhatWasPreparedAndNotBegunAsksNothingOfNccl) {
+  { const auto builds = builder_.prepare(2); }
+  const NcclBuilder::Build build = start();
+  EXPECT_TRUE(until([&] { return ended(build); }));
+  EXPECT_EQ(FakeNccl::made(), 1);
+}
+
 TEST_F(NcclBuild, ALinkEndsItsLanesWithoutThreadsToo) {
   const std::vector<ncclUniqueId> ids{FakeNccl::id(FakeId::kGood), FakeNccl::id(FakeId::kGood)};
   auto link = NcclLink::create(shared_, true, ids, nullptr);
   ASSERT_TRUE(link);
   ASSERT_TRUE(until([&] { return (*link)->ready().value_or(false); }));
-  no_threads = true;
+  threads_left = 0;
   link->reset();
-  no_threads = false;
+  threads_left = INT_MAX;
   EXPECT_EQ(FakeNccl::aborted(), 2);
 }
 
