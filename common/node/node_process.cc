@@ -236,7 +236,9 @@ void NodeProcess::State::choose_transport() {
   const TransportPlace place =
       transport_place(spec.config, spec.settings, nvml_readings(spec.config.gpu.libraries));
   chosen_transport = node::choose_transport(spec.settings.transport, place);
-  model.later = transport_memory(chosen_transport.kind, spec.settings.transport, model.device,
+  const bool on_card = chosen_transport.kind == TransportChoice::kUcx &&
+                       ucx_on_card(spec.settings.transport, model.device);
+  model.later = transport_memory(chosen_transport.kind, model.device, on_card,
                                  transport_peers(spec.config, spec.role == control::ROLE_PREFILL));
 }
 

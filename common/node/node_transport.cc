@@ -152,16 +152,15 @@ TransportPeers transport_peers(const ClusterConfig& config, bool is_prefill) {
   return peers;
 }
 
-std::vector<cuda::MemoryPart> transport_memory(TransportChoice kind,
-                                               const TransportSettings& settings,
-                                               const DeviceChoice& device,
-                                               const TransportPeers& peers) {
+std::vector<cuda::MemoryPart> transport_memory(TransportChoice kind, const DeviceChoice& device,
+                                               bool ucx_on_card, const TransportPeers& peers) {
   if (!device.cuda) return {};
   const auto part = [&](const transport::DeviceTransportMemory& memory) {
     const size_t count = peers.receivers + peers.senders;
     return std::vector<cuda::MemoryPart>{
         {.name = "transport " + std::string(kTransportChoiceNames[static_cast<size_t>(kind)]) +
-                 " to " + std::to_string(count) + (count == 1 ? " peer" : " peers"),
+                 (peers.senders > 0 ? " from " : " to ") + std::to_string(count) +
+                 (count == 1 ? " peer" : " peers"),
          .bytes = memory.messages + (count > 0 ? memory.first_peer : 0) +
                   peers.receivers * memory.each_receiver + peers.senders * memory.each_sender,
          .remedy = "set transport.kind to cuda_ipc"}};
@@ -170,7 +169,7 @@ std::vector<cuda::MemoryPart> transport_memory(TransportChoice kind,
     case TransportChoice::kNccl:
       return part(transport::kNcclMemory);
     case TransportChoice::kUcx:
-      if (names_cuda(settings)) return part(transport::kUcxDeviceMemory);
+      if (ucx_on_card) return part(transport::kUcxDeviceMemory);
       return {};
     case TransportChoice::kAuto:
     case TransportChoice::kCudaIpc:
@@ -178,6 +177,11 @@ std::vector<cuda::MemoryPart> transport_memory(TransportChoice kind,
       break;
   }
   return {};
+}
+
+bool ucx_on_card(const TransportSettings& settings, const DeviceChoice& device) {
+  return device.cuda && names_cuda(settings) &&
+         transport::check_ucx_device(static_cast<int>(device.index), settings.ucx_tls).has_value();
 }
 
 Status check_kind(TransportChoice kind, const DeviceChoice& device) {

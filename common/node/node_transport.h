@@ -56,7 +56,7 @@ struct ChosenTransport {
                                                const TransportPlace& place);
 
 // What that transport takes of a node's card beside its pool, when it sends to so many nodes and
-// receives from so many. Nothing for pools in host memory.
+// receives from so many. Nothing for pools in host memory. `ucx_on_card`: as ucx_on_card() says.
 struct TransportPeers {
   size_t receivers = 0;
   size_t senders = 0;
@@ -64,9 +64,12 @@ struct TransportPeers {
 // Those of a node of this file; one where the file has none of the other role: they are elsewhere.
 [[nodiscard]] TransportPeers transport_peers(const ClusterConfig& config, bool is_prefill);
 [[nodiscard]] std::vector<cuda::MemoryPart> transport_memory(TransportChoice kind,
-                                                             const TransportSettings& settings,
                                                              const DeviceChoice& device,
+                                                             bool ucx_on_card,
                                                              const TransportPeers& peers);
+// Whether a node whose transport is ucx keeps messages on its card: UCX is asked, which makes the
+// card's context.
+[[nodiscard]] bool ucx_on_card(const TransportSettings& settings, const DeviceChoice& device);
 
 // What is wrong with a transport.kind for a node on that device, whatever the machine has: nodes
 // are separate processes, and some transports move pages of GPUs only.

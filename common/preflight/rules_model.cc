@@ -124,8 +124,8 @@ void check_card_memory(const ClusterConfig& config, const std::vector<Planned>& 
     if (!node.device.cuda || node.device.index >= machine.devices.size()) continue;
     const uint64_t total = machine.devices[node.device.index].memory_bytes;
     Card& card = cards[node.device.index];
-    const TransportSettings& transport = node.settings->transport;
-    const auto later = node::transport_memory(transport.kind, transport, node.device,
+    // The least: whether UCX keeps messages on the card only a process that holds it can ask.
+    const auto later = node::transport_memory(node.settings->transport.kind, node.device, false,
                                               node::transport_peers(config, node.is_prefill));
     const auto blocks = cuda::plan_kv_blocks(
         {.device = node.device.name(),

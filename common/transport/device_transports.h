@@ -40,6 +40,8 @@ struct DeviceTransportOptions {
 // kUnsupported where it does not.
 [[nodiscard]] Result<std::unique_ptr<Transport>> create_ucx_device_transport(
     const DeviceTransportOptions& options, const std::string& tls, const TransportDeps& deps);
+// Whether that transport would be created: kUnsupported and why not.
+[[nodiscard]] Status check_ucx_device(int device, const std::string& tls);
 // Processes of one host on a GPU each (nccl/nccl_fabric.h).
 [[nodiscard]] Result<std::unique_ptr<Transport>> create_nccl_transport(
     const DeviceTransportOptions& options, const TransportDeps& deps);

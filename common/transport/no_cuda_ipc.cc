@@ -14,4 +14,8 @@ Result<std::unique_ptr<Transport>> create_ucx_device_transport(const DeviceTrans
   return fail(ErrorCode::kUnsupported, "this program was built without CUDA");
 }
 
+Status check_ucx_device(int, const std::string&) {
+  return fail(ErrorCode::kUnsupported, "this program was built without CUDA");
+}
+
 }  // namespace tandem::transport

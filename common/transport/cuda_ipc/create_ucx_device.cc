@@ -24,16 +24,20 @@ Result<std::unique_ptr<Fabric>> create_fabric(int device, const std::string& tls
 
 }  // namespace
 
+Status check_ucx_device(int device, const std::string& tls) {
+  const cuda::DeviceScope scope(device);  // UCX looks for the device of this thread
+  TANDEM_ASSIGN(const bool knows, ucx_knows_cuda(tls));
+  if (knows) return {};
+  return fail(ErrorCode::kUnsupported, "the UCX in use knows no CUDA memory over '" + tls + "'");
+}
+
 Result<std::unique_ptr<Transport>> create_ucx_device_transport(
     const DeviceTransportOptions& options, const std::string& tls, const TransportDeps& deps) {
   if (deps.memory == nullptr || deps.memory->device().empty()) {
     return fail(ErrorCode::kUnsupported, "the node's pages are on the host");
   }
-  const cuda::DeviceScope scope(options.device);  // UCX looks for the device of this thread
-  TANDEM_ASSIGN(const bool knows, ucx_knows_cuda(tls));
-  if (!knows) {
-    return fail(ErrorCode::kUnsupported, "the UCX in use knows no CUDA memory over '" + tls + "'");
-  }
+  TANDEM_TRY(check_ucx_device(options.device, tls));
+  const cuda::DeviceScope scope(options.device);
   TANDEM_ASSIGN(auto sends, create_fabric(options.device, tls, {.sends = true, .receives = false}));
   TANDEM_ASSIGN(auto receives,
                 create_fabric(options.device, tls, {.sends = false, .receives = true}));

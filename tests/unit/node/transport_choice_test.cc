@@ -233,9 +233,8 @@ TEST(TransportChoice, EveryReasonHasALabelOfItsOwn) {
 // By hand from what communicators were measured to take.
 TEST(TransportMemory, CountsMessagesAndCommunicatorsOfEveryPeer) {
   const DeviceChoice card{.cuda = true, .index = 0};
-  const TransportSettings settings;
   const auto nccl = [&](const TransportPeers& peers) {
-    return transport_memory(TransportChoice::kNccl, settings, card, peers);
+    return transport_memory(TransportChoice::kNccl, card, false, peers);
   };
   const auto prefill = nccl({.receivers = 3});
   ASSERT_EQ(prefill.size(), 1U);
@@ -244,21 +243,30 @@ TEST(TransportMemory, CountsMessagesAndCommunicatorsOfEveryPeer) {
   EXPECT_THAT(prefill[0].remedy, HasSubstr("cuda_ipc"));
   const auto decode = nccl({.senders = 1});
   ASSERT_EQ(decode.size(), 1U);
-  EXPECT_EQ(decode[0].name, "transport nccl to 1 peer");
+  EXPECT_EQ(decode[0].name, "transport nccl from 1 peer");
   EXPECT_EQ(decode[0].bytes, uint64_t{480 + 440 + 1040} << 20);
 }
 
 TEST(TransportMemory, IsNothingWhereNoneOfTheCardIsTaken) {
   const DeviceChoice card{.cuda = true, .index = 0};
-  TransportSettings settings;
   const TransportPeers peers{.receivers = 2};
-  EXPECT_THAT(transport_memory(TransportChoice::kCudaIpc, settings, card, peers), IsEmpty());
-  EXPECT_THAT(transport_memory(TransportChoice::kUcx, settings, card, peers), IsEmpty());
-  EXPECT_THAT(transport_memory(TransportChoice::kNccl, settings, {}, peers), IsEmpty());
-  settings.ucx_tls = "cuda_copy,cuda_ipc,tcp";
-  const auto ucx = transport_memory(TransportChoice::kUcx, settings, card, peers);
+  EXPECT_THAT(transport_memory(TransportChoice::kCudaIpc, card, true, peers), IsEmpty());
+  EXPECT_THAT(transport_memory(TransportChoice::kUcx, card, false, peers), IsEmpty());
+  EXPECT_THAT(transport_memory(TransportChoice::kNccl, {}, false, peers), IsEmpty());
+  const auto ucx = transport_memory(TransportChoice::kUcx, card, true, peers);
   ASSERT_EQ(ucx.size(), 1U);
   EXPECT_EQ(ucx[0].bytes, uint64_t{320} << 20);
+}
+
+// The UCX of these tests knows no CUDA, whatever the words ask for.
+TEST(TransportMemory, UcxIsAskedWhetherItKnowsCuda) {
+  const DeviceChoice card{.cuda = true, .index = 0};
+  TransportSettings settings;
+  EXPECT_FALSE(ucx_on_card(settings, card));
+  for (const char* words : {"^cuda", "tcp,self,cuda_copy,cuda_ipc"}) {
+    settings.ucx_tls = words;
+    EXPECT_FALSE(ucx_on_card(settings, card)) << words;
+  }
 }
 
 }  // namespace

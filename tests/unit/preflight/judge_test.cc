@@ -282,7 +282,7 @@ TEST_F(Judge, APoolThatLeavesNothingForTheTransport) {
   EXPECT_THAT(judge_lines(pool + "}]\nprefill: []", with_cards(1, 140)), IsEmpty());
   EXPECT_THAT(
       all(judge_lines(pool + ", transport: {kind: nccl}}]\nprefill: []", with_cards(1, 140))),
-      AllOf(HasSubstr("decode[0].kv_memory"), HasSubstr("transport nccl to 1 peer 1.91 GiB")));
+      AllOf(HasSubstr("decode[0].kv_memory"), HasSubstr("transport nccl from 1 peer 1.91 GiB")));
 }
 
 TEST_F(Judge, FilesThatRolesReadAndWrite) {
