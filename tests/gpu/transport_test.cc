@@ -177,11 +177,11 @@ Result<std::unique_ptr<Transport>> open_kind(const std::string& kind, int device
     return create_direct_transport(std::move(fabric), deps, std::move(on_warning));
   }
   IpcOptions ipc{.copier = {.device = device}, .memory = {arena().memory()}};
-  ipc.ways = {.sends = true, .receives = false};
-  TANDEM_ASSIGN(auto sends, create_ipc_fabric(ipc));
-  ipc.ways = {.sends = false, .receives = true};
-  TANDEM_ASSIGN(auto receives, create_ipc_fabric(std::move(ipc)));
-  return create_two_way_transport(std::move(sends), std::move(receives), deps, on_warning);
+  const auto create_fabric = [&](const DirectWays& ways) {
+    ipc.ways = ways;
+    return create_ipc_fabric(ipc);
+  };
+  return create_two_way_transport(create_fabric, deps, on_warning);
 }
 
 class TwoGpuProcesses : public TwoProcessTest {

@@ -178,11 +178,9 @@ struct Side {
                     create_direct_transport(std::move(fabric), deps, warn));
       return one;
     }
-    TANDEM_ASSIGN(auto sends,
-                  make_fabric(variant, gpu, memory, {.sends = true, .receives = false}));
-    TANDEM_ASSIGN(auto receives,
-                  make_fabric(variant, gpu, memory, {.sends = false, .receives = true}));
-    return create_two_way_transport(std::move(sends), std::move(receives), deps, warn);
+    return create_two_way_transport(
+        [&](const DirectWays& ways) { return make_fabric(variant, gpu, memory, ways); }, deps,
+        warn);
   }
   // Where page i of a transfer lies.
   std::byte* page(size_t i, bool scattered, uint64_t seed) {

@@ -14,11 +14,11 @@ Result<std::unique_ptr<Transport>> create_cuda_ipc_transport(const DeviceTranspo
   for (std::byte* area : {deps.memory->pages(), deps.memory->tails()}) {
     if (area != nullptr) ipc.memory.emplace_back(area, 1);  // exported with its whole allocation
   }
-  ipc.ways = {.sends = true, .receives = false};
-  TANDEM_ASSIGN(auto sends, create_ipc_fabric(ipc));
-  ipc.ways = {.sends = false, .receives = true};
-  TANDEM_ASSIGN(auto receives, create_ipc_fabric(std::move(ipc)));
-  return create_two_way_transport(std::move(sends), std::move(receives), deps, options.on_warning);
+  const auto create_fabric = [&](const DirectWays& ways) {
+    ipc.ways = ways;
+    return create_ipc_fabric(ipc);
+  };
+  return create_two_way_transport(create_fabric, deps, options.on_warning);
 }
 
 }  // namespace tandem::transport

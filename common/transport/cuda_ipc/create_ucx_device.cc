@@ -38,10 +38,9 @@ Result<std::unique_ptr<Transport>> create_ucx_device_transport(
   }
   TANDEM_TRY(check_ucx_device(options.device, tls));
   const cuda::DeviceScope scope(options.device);
-  TANDEM_ASSIGN(auto sends, create_fabric(options.device, tls, {.sends = true, .receives = false}));
-  TANDEM_ASSIGN(auto receives,
-                create_fabric(options.device, tls, {.sends = false, .receives = true}));
-  return create_two_way_transport(std::move(sends), std::move(receives), deps, options.on_warning);
+  return create_two_way_transport(
+      [&](const DirectWays& ways) { return create_fabric(options.device, tls, ways); }, deps,
+      options.on_warning);
 }
 
 }  // namespace tandem::transport

@@ -27,9 +27,10 @@ namespace tandem::transport {
 
 // The same with a thread for what is sent and one for what is received, so that a process that does
 // both moves as much each way as one that does one: a thread can gather, offer and launch some
-// 400 GB/s. `sends` and `receives` are fabrics of one kind for one way each.
+// 400 GB/s. `create_fabric` makes a fabric of one kind for one way; asked for both before this
+// returns, the way out first.
 [[nodiscard]] Result<std::unique_ptr<Transport>> create_two_way_transport(
-    std::unique_ptr<Fabric> sends, std::unique_ptr<Fabric> receives, const TransportDeps& deps,
-    const std::function<void(const std::string&)>& on_warning = {});
+    const std::function<Result<std::unique_ptr<Fabric>>(const DirectWays&)>& create_fabric,
+    const TransportDeps& deps, const std::function<void(const std::string&)>& on_warning = {});
 
 }  // namespace tandem::transport

@@ -57,14 +57,18 @@ class TwoWayTransport final : public Transport {
 }  // namespace
 
 Result<std::unique_ptr<Transport>> create_two_way_transport(
-    std::unique_ptr<Fabric> sends, std::unique_ptr<Fabric> receives, const TransportDeps& deps,
-    const std::function<void(const std::string&)>& on_warning) {
+    const std::function<Result<std::unique_ptr<Fabric>>(const DirectWays&)>& create_fabric,
+    const TransportDeps& deps, const std::function<void(const std::string&)>& on_warning) {
+  constexpr DirectWays kOut{.sends = true, .receives = false};
+  constexpr DirectWays kIn{.sends = false, .receives = true};
+  TANDEM_ASSIGN(auto sends, create_fabric(kOut));
+  TANDEM_ASSIGN(auto receives, create_fabric(kIn));
   const auto side = std::make_shared<ReceiveSide>(deps);
   std::string head = std::string(receives->name()) + " " + receives->version() + ": ";
-  TANDEM_ASSIGN(auto receiver, create_direct_transport(std::move(receives), deps, on_warning, side,
-                                                       {.sends = false, .receives = true}));
-  TANDEM_ASSIGN(auto sender, create_direct_transport(std::move(sends), deps, on_warning, side,
-                                                     {.sends = true, .receives = false}));
+  TANDEM_ASSIGN(auto receiver,
+                create_direct_transport(std::move(receives), deps, on_warning, side, kIn));
+  TANDEM_ASSIGN(auto sender,
+                create_direct_transport(std::move(sends), deps, on_warning, side, kOut));
   return std::make_unique<TwoWayTransport>(std::move(receiver), std::move(sender), std::move(head));
 }
 

@@ -12,11 +12,11 @@ Result<std::unique_ptr<Transport>> create_nccl_transport(const DeviceTransportOp
   }
   NcclOptions nccl{.copier = DeviceCopier::Options::within(options.device),
                    .library_folders = options.libraries};
-  nccl.ways = {.sends = true, .receives = false};
-  TANDEM_ASSIGN(auto sends, create_nccl_fabric(nccl));
-  nccl.ways = {.sends = false, .receives = true};
-  TANDEM_ASSIGN(auto receives, create_nccl_fabric(nccl));
-  return create_two_way_transport(std::move(sends), std::move(receives), deps, options.on_warning);
+  const auto create_fabric = [&](const DirectWays& ways) {
+    nccl.ways = ways;
+    return create_nccl_fabric(nccl);
+  };
+  return create_two_way_transport(create_fabric, deps, options.on_warning);
 }
 
 }  // namespace tandem::transport

@@ -18,7 +18,7 @@ class TwoWayBackend : public DirectBackend<Paired> {
   std::unique_ptr<Transport> create(const std::string& name, const Generation self,
                                     TransportEvents& events, const TransportLimits& limits = {}) {
     auto transport = create_two_way_transport(
-        Paired::make(), Paired::make(),
+        [](const DirectWays&) -> Result<std::unique_ptr<Fabric>> { return Paired::make(); },
         {.self = self, .clock = clock(), .events = events, .limits = limits});
     EXPECT_TRUE(transport) << transport.error().detail;
     return known_as(name, std::move(*transport));
@@ -132,17 +132,20 @@ void wait_until(const Clock& clock, const std::function<bool()>& ended) {
   while (!ended() && clock.now() < give_up) std::this_thread::sleep_for(milliseconds(1));
 }
 
+void open_with_version(Node& node, const std::string& version, Generation self,
+                       const Clock& clock) {
+  node.transport = create_direct_transport(std::make_unique<HostFabric>(HostMode::kPull, version),
+                                           {self, clock, node.events, {}})
+                       .value();
+}
+
 // Another version of the library that moves the pages: both sides say which, in words.
 TEST(DirectTransport, AMismatchOfVersionsFailsTheTransferNamingBoth) {
   SteadyClock clock;
   Node a;
   Node b;
-  a.transport = create_direct_transport(std::make_unique<HostFabric>(HostMode::kPull, "1"),
-                                        {Generation{1}, clock, a.events, {}})
-                    .value();
-  b.transport = create_direct_transport(std::make_unique<HostFabric>(HostMode::kPull, "2"),
-                                        {Generation{2}, clock, b.events, {}})
-                    .value();
+  open_with_version(a, "1", Generation{1}, clock);
+  open_with_version(b, "2", Generation{2}, clock);
   ASSERT_TRUE(a.transport->open_send(send_to(b, Generation{2}, 0)));
   wait_until(clock, [&] { return a.events.events(kOnly) > 0; });
   ASSERT_TRUE(a.events.send_failed(kOnly));
@@ -156,12 +159,8 @@ TEST(DirectTransport, AReceiverThatCannotBeMetIsNamedWithTheReason) {
   SteadyClock clock;
   Node a;
   Node b;
-  a.transport = create_direct_transport(std::make_unique<HostFabric>(HostMode::kPull, "1"),
-                                        {Generation{1}, clock, a.events, {}})
-                    .value();
-  b.transport = create_direct_transport(std::make_unique<HostFabric>(HostMode::kPull, "2"),
-                                        {Generation{2}, clock, b.events, {}})
-                    .value();
+  open_with_version(a, "1", Generation{1}, clock);
+  open_with_version(b, "2", Generation{2}, clock);
   const std::string address = b.transport->address();
   const auto reason = [&](const std::string& name) {
     a.transport->meet(name, address);
