@@ -18,13 +18,7 @@ std::string amount(uint64_t bytes) {
   return text;
 }
 
-uint64_t sum_of(const std::vector<MemoryPart>& parts) {
-  uint64_t sum = 0;
-  for (const MemoryPart& part : parts) sum += part.bytes;
-  return sum;
-}
-
-uint64_t taken_bytes(const MemoryRequest& r) { return r.taken ? sum_of(r.parts) : 0; }
+uint64_t taken_bytes(const MemoryRequest& r) { return r.taken ? bytes_of(r.parts) : 0; }
 
 // What this process may have of the card. A configured number of blocks is taken at its word; only
 // "what is left" has to leave something for others.
@@ -36,7 +30,7 @@ uint64_t allowance(const MemoryRequest& r) {
 }
 
 uint64_t needed_beside_kv(const MemoryRequest& r) {
-  return sum_of(r.parts) + sum_of(r.later) + r.kv_tail_bytes + r.reserve_bytes;
+  return bytes_of(r.parts) + bytes_of(r.later) + r.kv_tail_bytes + r.reserve_bytes;
 }
 
 std::string share_text(const MemoryRequest& r) {
@@ -103,6 +97,12 @@ Error does_not_fit(const MemoryRequest& r, uint64_t kv_blocks) {
 }
 
 }  // namespace
+
+uint64_t bytes_of(const std::vector<MemoryPart>& parts) {
+  uint64_t sum = 0;
+  for (const MemoryPart& part : parts) sum += part.bytes;
+  return sum;
+}
 
 Result<uint64_t> plan_kv_blocks(const MemoryRequest& r) {
   if (r.kv_block_bytes == 0) return fail(ErrorCode::kInternal, "a KV block of 0 bytes");

@@ -17,6 +17,7 @@ struct MemoryPart {
   uint64_t bytes = 0;
   std::string remedy = {};  // "lower max_batch_tokens"
 };
+[[nodiscard]] uint64_t bytes_of(const std::vector<MemoryPart>& parts);
 
 // Another process on the same card, as NVML lists it. Inside of containers the list may be empty.
 struct MemoryNeighbour {

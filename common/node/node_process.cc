@@ -315,11 +315,9 @@ Status NodeProcess::State::start_transport() {
   if (!chosen_transport.warning.empty()) {
     log.warning("transport_link_degraded", {{"detail", chosen_transport.warning}});
   }
-  uint64_t card_bytes = 0;
-  for (const cuda::MemoryPart& part : model.later) card_bytes += part.bytes;
   log.info("transport", {{"transport", transport->name()},
                          {"detail", transport->detail()},
-                         {"card_bytes", card_bytes},
+                         {"card_bytes", cuda::bytes_of(model.later)},
                          {"reason", chosen_transport.text}});
   return {};
 }

@@ -140,8 +140,7 @@ void check_card_memory(const ClusterConfig& config, const std::vector<Planned>& 
          .kv_tail_bytes = 0,
          .kv_blocks = plan.model.blocks,
          .neighbours = {}});
-    uint64_t least = plan.weight_bytes + plan.kv_bytes();
-    for (const cuda::MemoryPart& part : later) least += part.bytes;
+    const uint64_t least = plan.weight_bytes + plan.kv_bytes() + cuda::bytes_of(later);
     if (!blocks) {
       const std::string key = plan.model.blocks == 0 ? "gpu_memory_utilization"
                                                      : node::pool_size_key(config, *node.settings);

@@ -212,8 +212,7 @@ Status CudaOps::reserve_memory() {
   const EngineLimits limits(options_, model_, layout, device_.info());
   std::vector<cuda::MemoryPart> parts = footprint(options_, model_, limits);
   TANDEM_ASSIGN(const kv::PageBytes tails, kv::page_bytes_of(layout, 1, options_.kv_tails));
-  uint64_t bytes = 0;
-  for (const cuda::MemoryPart& part : parts) bytes += part.bytes;
+  const uint64_t bytes = cuda::bytes_of(parts);
   TANDEM_ASSIGN(cuda::MemoryRequest request,
                 memory_request(layout, options_.kv_blocks, tails.tails, std::move(parts)));
   request.taken = false;
